@@ -32,8 +32,8 @@ from customops._autograd.layout import (
     unflatten,
 )
 from customops._autograd.recompute import draws_again
-from customops._codegen import autograd
 from customops._codegen.function import source_of
+from customops._codegen.kernel import any_requires_grad, function_at
 from customops._dispatch.callbacks import Fn, bind
 from customops._dispatch.current_kernel import CurrentKernel
 from customops._dispatch.operator import OperatorHandle
@@ -150,7 +150,7 @@ class AutogradRule:
         operator = self.operator
         if key == "jvp" and operator.library is not None:
             return nothing  # there is one, with the op
-        generated = autograd.autograd(operator, self._make)
+        generated = function_at("Autograd", operator, self._make)
         return operator.impl(generated, "Autograd", with_keyset=True, own_library=own_library)
 
     def _make(self) -> tuple[Fn, AutogradRule | None]:
@@ -396,9 +396,9 @@ def _redispatch(operator: OperatorHandle, keyset: Any, mode: Any, /, *args: Any,
 
 
 def _general(rule: AutogradRule, operator: OperatorHandle, calls_directly: bool) -> Fn:
-    """What is done at the Autograd key where the device's kernel is not called directly: see `_codegen.autograd`."""
+    """What is done at the Autograd key where the device's kernel is not called directly: see `_codegen.kernel`."""
     overload, path = operator.overload, operator.fast_path
-    requires_grad = autograd.any_requires_grad(operator.schema)
+    requires_grad = any_requires_grad(operator.schema)
     mutated = mutated_results(operator.schema, operator.tags)
 
     def general(

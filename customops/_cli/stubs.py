@@ -21,7 +21,7 @@ from customops._describe.description import doc_of
 from customops._schema.model import Argument, Return
 from customops._schema.parse import from_dispatcher
 from customops._schema.structure import Codec, Leaf, SequenceCodec
-from customops._schema.types import dispatched, item_type, row_of
+from customops._schema.types import converted, item_type, row_of
 from customops._torch.library import OpOverload, OpOverloadPacket
 
 # Types and values, as source.
@@ -230,7 +230,7 @@ class Overload:
         name = self.free(argument.name) if _is_keyword(argument.name) else argument.name
         text = f"{name}: {argument_type(argument, None if leaf is None else leaf.codec)}"
         if argument.has_default:
-            text += f" = {expression(dispatched(argument.type, argument.default))}"
+            text += f" = {expression(converted(row_of(argument.type).canonical_default, argument.default))}"
         return f"{text}," if leaf is None or leaf.path == leaf.name else f"{text},  # {leaf.path}"
 
     def free(self, name: str) -> str:

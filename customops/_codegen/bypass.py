@@ -20,13 +20,12 @@ from typing import Any
 import torch
 
 from customops import _torch
-from customops._codegen.autograd import any_requires_grad
 from customops._codegen.function import ENTER, Source, as_tuple, fill, joined
-from customops._codegen.kernel import Emitter, Shape, emit_kernel_call, emit_version_bump
+from customops._codegen.kernel import Emitter, Shape, any_requires_grad, emit_kernel_call, emit_version_bump
 from customops._dispatch.operator import OperatorHandle
 from customops._dispatch.results import CheckPolicy
 from customops._schema.model import Argument, Schema
-from customops._schema.types import TypeRow
+from customops._schema.types import TypeRow, row_of
 
 CALL = """\
 def __call__($self, /, {parameters}):
@@ -110,10 +109,16 @@ def _source(shape: Shape, *, eager: bool) -> Source:
     if not all([argument.type == "Tensor" for argument in schema.tensors]):
         gather = f"$all_tensors = {as_tuple(items)}\n"
         tensors, looked_at, count = "$all_tensors", "*$all_tensors", "$len($all_tensors)"
-    arrives, conversions = [], list[str]()
+    arrives, conversions = [], list[str]()  # the latter: what the dispatcher would do to values
     for i, (argument, row) in enumerate(zip(arguments, map(_row, arguments), strict=True)):
         arrives.append(_emit_arrives(source, i, argument, row))
-        conversions += _emit_conversion(argument, row, copies=not eager)
+        name = argument.variable
+        if row is not None and argument.is_list and not eager:  # a kernel gets lists to itself
+            conversions += [f"if {name} is not None:"] if argument.is_optional else []
+            conversions.append(f"{'    ' * argument.is_optional}{name} = $list({name})")
+        elif row is not None and row.converted is not None and not argument.is_list:
+            test = row.converted_if.replace("{}", name)
+            conversions += [f"if {test}:", f"    {name} = ${row.converted.__name__}({name})"]
     if eager:
         bump = emit_version_bump(source) if schema.mutated else ""
         kernel_call = f"{bump}return $current.fn({', '.join(source.holes['arguments'])})\n"
@@ -134,14 +139,10 @@ def _source(shape: Shape, *, eager: bool) -> Source:
     return source
 
 
-# Values ---------------------------------------------------------------------------------------------------------
-
-
 def _row(argument: Argument) -> TypeRow | None:
     """The row of an argument, or of its items, of which some values reach a kernel as they are, or as we make them."""
-    row = argument.row
-    usable = row is not None and row.unchanged and not (argument.is_list and row.list_unchanged_if is None)
-    return row if usable else None
+    row = row_of(argument.type)
+    return row if row.unchanged and not (argument.is_list and row.list_unchanged_if is None) else None
 
 
 def _emit_arrives(source: Source, i: int, argument: Argument, row: TypeRow | None) -> str:
@@ -169,17 +170,6 @@ def _emit_arrives(source: Source, i: int, argument: Argument, row: TypeRow | Non
         if type(argument.default) is float and argument.default == 0:  # it takes the place of a zero of the other sign
             tests.append(f"({name} != 0 or $sign(1, {name}) == {math.copysign(1, argument.default)})")
     return joined("or", [*ways, " and ".join(tests)])
-
-
-def _emit_conversion(argument: Argument, row: TypeRow | None, *, copies: bool) -> list[str]:
-    """The lines that make of a value what the dispatcher would. With `copies`, a kernel gets lists to itself."""
-    name = argument.variable
-    if row is not None and argument.is_list and copies:
-        copy = f"{name} = $list({name})"
-        return [f"if {name} is not None:", f"    {copy}"] if argument.is_optional else [copy]
-    if row is None or argument.is_list or row.converted is None:
-        return []
-    return [f"if {row.converted_if.replace('{}', name)}:", f"    {name} = ${row.converted.__name__}({name})"]
 
 
 # A call in the code of inductor: it runs the kernel without the dispatcher, where that cannot be told apart -----------

@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from customops._codegen.function import Source, as_dict, as_tuple, emit_parameters, fill
+from customops._codegen.function import Source, as_dict, as_tuple, emit_parameters
 from customops._dispatch.callbacks import Fn
 from customops._schema.model import Schema
 from customops.errors import DefinitionError, brief, where
@@ -27,11 +27,6 @@ ARGUMENTS = """\
 def arguments({parameters}):
     {compute}
     return {args}, {kwargs}
-"""
-
-COMPUTE = """\
-if {name} is $missing:
-    {name} = $compute_{i}({given})
 """
 
 
@@ -81,39 +76,34 @@ def read(given: Any, names: Sequence[str], op: str, *, starred: bool) -> tuple[C
         if not callable(fn):
             problem = "computed_args needs a function for each argument"
             raise DefinitionError(problem, op=op, argument=name, got=brief(fn))
-        computed.append(Computed(name, fn, _wanted(fn, known, op, name)))
-        known.add(name)
-    return tuple(computed)
-
-
-def _wanted(fn: Fn, known: set[str], op: str, name: str) -> tuple[str, ...]:
-    """The arguments that a function is called with."""
-    wanted: list[str] = []
-    try:
-        parameters = inspect.signature(fn).parameters.values()
-    except (ValueError, TypeError):
-        raise DefinitionError(
-            f"Python does not know the parameters of the function that computes {name}",
-            op=op,
-            argument=name,
-            got=brief(fn),
-            fix="wrap it: lambda x: f(x)",
-        ) from None
-    for parameter in parameters:
-        if parameter.kind is inspect.Parameter.VAR_KEYWORD:
-            wanted += sorted(known - set(wanted))
-        elif parameter.name in known and parameter.kind is not inspect.Parameter.POSITIONAL_ONLY:
-            wanted.append(parameter.name)
-        elif parameter.default is inspect.Parameter.empty:
+        wanted: list[str] = []
+        try:
+            parameters = inspect.signature(fn).parameters.values()
+        except (ValueError, TypeError):
             raise DefinitionError(
-                f"the function that computes {name} has a parameter that is not an argument before it",
+                f"Python does not know the parameters of the function that computes {name}",
                 op=op,
                 argument=name,
-                expected=f"parameters among {', '.join(sorted(known)) or '(none)'}, called by name",
-                got=str(parameter),
-                where=where(fn),
-            )
-    return tuple(wanted)
+                got=brief(fn),
+                fix="wrap it: lambda x: f(x)",
+            ) from None
+        for parameter in parameters:
+            if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+                wanted += sorted(known - set(wanted))
+            elif parameter.name in known and parameter.kind is not inspect.Parameter.POSITIONAL_ONLY:
+                wanted.append(parameter.name)
+            elif parameter.default is inspect.Parameter.empty:
+                raise DefinitionError(
+                    f"the function that computes {name} has a parameter that is not an argument before it",
+                    op=op,
+                    argument=name,
+                    expected=f"parameters among {', '.join(sorted(known)) or '(none)'}, called by name",
+                    got=str(parameter),
+                    where=where(fn),
+                )
+        computed.append(Computed(name, fn, tuple(wanted)))
+        known.add(name)
+    return tuple(computed)
 
 
 def functions(parameters: Schema, computed: tuple[Computed, ...], op: str, inner: Callable[..., Any]) -> tuple[Fn, Fn]:
@@ -123,11 +113,11 @@ def functions(parameters: Schema, computed: tuple[Computed, ...], op: str, inner
     """
     objects: dict[str, Any] = {"missing": MISSING, "call": inner}
     variables = {argument.name: argument.variable for argument in parameters.arguments}
-    lines, defaults = "", {each.name: "$missing" for each in computed}
+    lines, defaults = list[str](), {each.name: "$missing" for each in computed}
     for i, each in enumerate(computed):
         objects[f"compute_{i}"] = each.fn
-        wanted = [f"{name}={variables[name]}" for name in each.wanted]
-        lines += fill(COMPUTE, name=variables[each.name], i=str(i), given=wanted)
+        name, wanted = variables[each.name], ", ".join([f"{name}={variables[name]}" for name in each.wanted])
+        lines += [f"if {name} is $missing:", f"    {name} = $compute_{i}({wanted})"]
     given = Schema(tuple([argument for argument in parameters.arguments if argument.name not in defaults]), ())
     last = [argument for each in computed for argument in parameters.arguments if argument.name == each.name]
     for argument, may_be_left_out in zip(given.call.arguments, given.call.may_be_left_out, strict=True):

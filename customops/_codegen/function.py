@@ -105,11 +105,8 @@ class Source:
 
 # Compiling ------------------------------------------------------------------------------------------------------
 
-#: Returns a function: what `Source.build` does.
-Generate = Callable[[], types.FunctionType]
 
-
-def compile_on_first_call(name: str, generate: Generate) -> Callable[..., Any]:
+def compile_on_first_call(name: str, generate: Callable[[], types.FunctionType]) -> Callable[..., Any]:
     """A function that is generated and compiled when it is first called: programs call few of a library's ops."""
     namespace: dict[str, Any] = {"__tracebackhide__": True}
     fn = types.FunctionType(_stub.__code__, namespace, name)
@@ -121,7 +118,7 @@ def _stub(*args: Any, **kwargs: Any) -> Any:
     return specialize()(*args, **kwargs)  # type: ignore[name-defined]  # noqa: F821 (in the namespace of each function)
 
 
-def _specialize(fn: types.FunctionType, generate: Generate) -> types.FunctionType:
+def _specialize(fn: types.FunctionType, generate: Callable[[], types.FunctionType]) -> types.FunctionType:
     """Give a stub the code that is generated for it. The dispatcher keeps the function that it was given."""
     generated = generate()
     _torch.dynamo.outside_dynamo(generated)

@@ -1,7 +1,7 @@
-"""What generated functions of an op have in common, and the function at a device's dispatch key: it calls the kernel.
+"""What generated functions of an op have in common, and the functions at dispatch keys: a device's, and those above.
 
 `Emitter` has parameters, pass-through and defaults; then come the checks of results, the call of a kernel with them,
-and last the function around it.
+the function around it, and the functions at the keys above, which call the kernel where that is all there is to do.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ from torch.compiler import is_dynamo_compiling
 
 from customops import _torch
 from customops._codegen.function import Source, as_dict, as_tuple, compile_on_first_call, emit_parameters, fill, joined
-from customops._dispatch.callbacks import in_python_form, is_altered, without_defaults
+from customops._dispatch.callbacks import Fn, in_python_form, is_altered, without_defaults
 from customops._dispatch.current_kernel import CurrentKernel
 from customops._dispatch.operator import OperatorHandle
 from customops._dispatch.results import CheckPolicy, alias_error, result_error, structure_check
@@ -81,59 +81,33 @@ class Shape:
         return cls(schema.exact_key, schema, tags, when)
 
 
-class _Common(NamedTuple):
-    """What is the same in all functions of an op."""
-
-    #: Code, by the holes of templates that it is for: `parameters`, with the defaults that a call may leave out;
-    #: `arguments`, all of them as they are; `defaults`, the lines that give arguments the form that callbacks are to
-    #: see; `passed`, `args` and `kwargs`, the arguments but those that were left out, with `leave_out` before.
-    holes: dict[str, str | list[str]]
-    objects: dict[str, Any]
-    #: The lines that raise unless a result has the types of the schema, and aliases only what the schema says; and
-    #: those that look at types alone.
-    checks: str
-    check_types: str
-    objects_of_op: dict[str, Callable[[str], Any]]
-
-
 class Emitter(Source):
     """The source of a function that is called as the op is."""
 
     def __init__(self, name: str, shape: Shape) -> None:
         super().__init__(name, shape.schema)
-        self.shape, self.common = shape, _common(shape)
-        self.holes = self.common.holes
-        self.objects |= _OBJECTS | self.common.objects
-        self.objects_of_op |= self.common.objects_of_op
+        self.shape = shape
+        self.holes, objects, objects_of_op = _common(shape)
+        self.objects |= _OBJECTS | objects
+        self.objects_of_op |= objects_of_op
 
     def fill(self, template: str, /, **holes: str | Sequence[str]) -> None:
         super().fill(template, **self.holes, **holes)
 
 
-#: Passing a keyword costs more than finding that it is at its default.
-LEAVE_OUT = """\
-if {name} is not {default}:
-    $named[{key!r}] = {name}
-"""
-
-PYTHON_FORM = """\
-{name} = $in_python_form_{i}({name})
-"""
-
-#: A default that is a list is another list in each call.
-NEW_LIST = """\
-if {name} is $default_{i}:
-    {name} = $list({name})
-"""
-
-
 @functools.lru_cache(maxsize=512)
-def _common(shape: Shape) -> _Common:
+def _common(shape: Shape) -> tuple[dict[str, str | list[str]], dict[str, Any], dict[str, Callable[[str], Any]]]:
+    """What is the same in all functions of an op: code, by the holes of templates that it is for, and objects.
+
+    `parameters` has the defaults that a call may leave out; `arguments` all of them as they are; `defaults` the lines
+    that give arguments the form that callbacks are to see; `passed`, `args` and `kwargs` the arguments but those that
+    were left out, with `leave_out` before. `checks` are the lines that raise unless a result has the types of the
+    schema, and aliases only what the schema says; `check_types` those that look at types alone.
+    """
     call, count = shape.schema.call, len(shape.schema.positional)
     objects: dict[str, Any] = {}
     parameters: dict[str, str] = {}  # the defaults of those that a call may leave out
-    named: list[str] = []
-    defaults = leave_out = ""
+    named, defaults, leave_out = list[str](), list[str](), list[str]()
     cuts = call.always < count
     for i, argument in enumerate(call.arguments):
         name = argument.variable
@@ -143,11 +117,12 @@ def _common(shape: Shape) -> _Common:
                 parameters[argument.name] = f"$default_{i}"
             if is_altered(argument):
                 objects[f"in_python_form_{i}"] = functools.partial(in_python_form, argument)
-                defaults += PYTHON_FORM.format(name=name, i=i)
-            elif isinstance(argument.default, tuple):
-                defaults += NEW_LIST.format(name=name, i=i)
+                defaults.append(f"{name} = $in_python_form_{i}({name})")
+            elif isinstance(argument.default, tuple):  # a default that is a list is another list in each call
+                defaults += [f"if {name} is $default_{i}:", f"    {name} = $list({name})"]
         if argument.kwarg_only and argument.has_default and cuts:
-            leave_out += LEAVE_OUT.format(name=name, default=f"$default_{i}", key=argument.name)
+            # Passing a keyword costs more than finding that it is at its default.
+            leave_out += [f"if {name} is not $default_{i}:", f"    $named[{argument.name!r}] = {name}"]
         elif argument.kwarg_only:
             named.append(f"{name}={name}")
     positional = list(call.positional)
@@ -155,8 +130,9 @@ def _common(shape: Shape) -> _Common:
         rest = as_tuple([f"$default_{i}" for i in range(call.always, count)])
         positional[call.always :] = [f"*$without_defaults({as_tuple(positional[call.always :])}, {rest})"]
     if leave_out:
-        leave_out = f"$named = {{}}\n{leave_out}"
+        leave_out.insert(0, "$named = {}")
         named.append("**$named")
+    checks, check_types, objects_of_op = _emit_checks(shape)
     holes: dict[str, str | list[str]] = {
         "parameters": emit_parameters(shape.schema.positional, shape.schema.keyword_only, parameters),
         "arguments": [*call.positional, *call.named],
@@ -165,8 +141,10 @@ def _common(shape: Shape) -> _Common:
         "passed": [*positional, *named],
         "args": as_tuple(positional),
         "kwargs": f"$dict({', '.join(named)})" if named else "{}",
+        "checks": checks,
+        "check_types": check_types,
     }
-    return _Common(holes, objects, *_emit_checks(shape))
+    return holes, objects, objects_of_op
 
 
 # The lines that check what a kernel returns ---------------------------------------------------------------------------
@@ -180,11 +158,6 @@ if $current.unchecked:
 CHECK_IDENTITY = """\
 if {is_another}:
     raise $result_error($result, $fn)
-"""
-
-CHECK_STRUCTURE = """\
-if {mismatch}:
-    $result = $structure($result, $fn)
 """
 
 CHECK_ALIASES = """\
@@ -227,7 +200,8 @@ def _emit_checks(shape: Shape) -> tuple[str, str, dict[str, Callable[[str], Any]
         for value, ret in zip(results, returns, strict=True):  # what is True for the usual values of a return
             is_list = f"($type({value}) is $list and $set($map($type, {value})) <= $tensor_types)"
             matches.append(f"$isinstance({value}, $Tensor)" if ret.is_tensor else is_list)
-        types = fill(CHECK_STRUCTURE, mismatch=f"not {joined('and', matches)}" if returns else "$result is not None")
+        mismatch = f"not {joined('and', matches)}" if returns else "$result is not None"
+        types = f"if {mismatch}:\n    $result = $structure($result, $fn)\n"
     else:
         types = "$result = $structure($result, $fn)\n"
     if shape.when == "never":
@@ -244,33 +218,30 @@ def _emit_checks(shape: Shape) -> tuple[str, str, dict[str, Callable[[str], Any]
         lines = fill(CHECK_IDENTITY, is_another=" or ".join(is_another))
     else:
         of_op["alias_error"] = functools.partial(functools.partial, alias_error, schema)
-        tensors = {value: ret.type for value, ret in zip(results, returns, strict=True) if "Tensor" in ret.type}
-        lines = types + _emit_alias_check(schema, tensors)
+        lines = types
+        found = {value: ret.type for value, ret in zip(results, returns, strict=True) if "Tensor" in ret.type}
+        has_one_tensor = not schema.tensors and list(found.values()) == ["Tensor"]
+        if found and not (schema.is_view or has_one_tensor):
+            tensors = schema.call.tensors
+            if all([each.is_tensor for each in schema.tensors]) and set(found.values()) == {"Tensor"}:
+                is_own = [f"($s := {each}.untyped_storage()).resizable() and $uses($s._cdata) == 2" for each in found]
+                pairs = [*itertools.product(found, tensors), *itertools.combinations(found, 2)]
+                any_is_another = [f"or {one} is {other}" for one, other in pairs]
+                may_alias = fill(MAY_ALIAS, each_is_own="\nand ".join(is_own), any_is_another=any_is_another)
+            else:
+                flat = [value if type_ == "Tensor" else f"*({value} or ())" for value, type_ in found.items()]
+                may_alias = fill(
+                    LISTS_MAY_ALIAS, flat=as_tuple(flat), tensors=as_tuple(tensors), results=as_tuple(found)
+                )
+            lines += fill(
+                CHECK_ALIASES,
+                may_alias=may_alias,
+                tensors=as_tuple(tensors),
+                results=as_tuple(found),
+                positional=as_tuple(schema.call.positional),
+                keyword_only=as_dict({argument.name: argument.variable for argument in schema.keyword_only}),
+            )
     return fill(FIRST_CALL_ONLY, checks=lines) if shape.when == "first" else lines, types, of_op
-
-
-def _emit_alias_check(schema: Schema, results: dict[str, str]) -> str:
-    """The lines that raise if a result, given with its type, is memory of an argument or of another result."""
-    has_one_tensor = not schema.tensors and list(results.values()) == ["Tensor"]
-    if schema.is_view or not results or has_one_tensor:
-        return ""
-    tensors = schema.call.tensors
-    if all([each.is_tensor for each in schema.tensors]) and set(results.values()) == {"Tensor"}:
-        is_own = [f"($s := {result}.untyped_storage()).resizable() and $uses($s._cdata) == 2" for result in results]
-        pairs = [*itertools.product(results, tensors), *itertools.combinations(results, 2)]
-        any_is_another = [f"or {one} is {other}" for one, other in pairs]
-        may_alias = fill(MAY_ALIAS, each_is_own="\nand ".join(is_own), any_is_another=any_is_another)
-    else:
-        flat = [value if type_ == "Tensor" else f"*({value} or ())" for value, type_ in results.items()]
-        may_alias = fill(LISTS_MAY_ALIAS, flat=as_tuple(flat), tensors=as_tuple(tensors), results=as_tuple(results))
-    return fill(
-        CHECK_ALIASES,
-        may_alias=may_alias,
-        tensors=as_tuple(tensors),
-        results=as_tuple(results),
-        positional=as_tuple(schema.call.positional),
-        keyword_only=as_dict({argument.name: argument.variable for argument in schema.keyword_only}),
-    )
 
 
 # The function at a device's dispatch key: it calls the user's kernel and checks the result ----------------------------
@@ -353,7 +324,10 @@ def emit_kernel_call(
     around it, which would convert what is returned, and was looked at: autocast is off. Where it is the `last`, no
     dispatcher looks at what is returned: its types are checked here, whatever the policy.
     """
-    schema, when, common = source.schema, source.shape.when, source.common
+    schema, when = source.schema, source.shape.when
+    checks = source.holes["checks"]
+    if last and when != "always":
+        checks = f"{source.holes['check_types']}{checks}"
     # For views, torch's own kernel, above, excludes keys that have to be.
     keeps_keys = direct or schema.is_view
     state_differs = "$autocast_is_on()" if keeps_keys else "$autocast_is_on() or $is_excluded($conjugate)"
@@ -369,22 +343,12 @@ def emit_kernel_call(
         KERNEL_CALL,
         version_bump=emit_version_bump(source) if bump else "",
         call=fill(call, state_differs=state_differs, records=records, arguments=source.holes["arguments"]),
-        checks=(common.check_types if last and when != "always" else "") + common.checks,
+        checks=checks,
         conversion=conversion,
     )
 
 
 # Versions -------------------------------------------------------------------------------------------------------
-
-BUMP_GIVEN = """\
-if {all_given}:
-    $increment_version({mutated})
-"""
-
-BUMP_SOME = """\
-else:
-    $increment_version($tensors_in({mutated}))
-"""
 
 
 def emit_version_bump(source: Source) -> str:
@@ -398,5 +362,116 @@ def emit_version_bump(source: Source) -> str:
     optional = [a.variable for a in arguments if a.name in source.schema.call.may_be_none]
     if not optional:
         return f"$increment_version({mutated})\n"
-    bump = fill(BUMP_GIVEN, all_given=" and ".join([f"{name} is not None" for name in optional]), mutated=mutated)
-    return bump if len(arguments) == 1 else bump + fill(BUMP_SOME, mutated=mutated)
+    all_given = " and ".join([f"{name} is not None" for name in optional])
+    bump = f"if {all_given}:\n    $increment_version({mutated})\n"
+    return bump if len(arguments) == 1 else f"{bump}else:\n    $increment_version($tensors_in({mutated}))\n"
+
+
+# The functions at the keys above a device: a fast path to the kernel, or the autograd node, or redispatch -------------
+#
+# The key set that a function gets holds whatever else is to come: modes, functorch, subclasses, views that are
+# conjugate, ... `FastPath.by_keyset` has the current kernel for the key sets that hold nothing but a device, so where
+# it has one and nothing is to be differentiated, what the dispatcher would do is to call that kernel.
+
+FAST_PATH = """\
+def {name}($keyset, /, {parameters}):
+    $current = $fast_path.get($keyset.raw_repr())
+    if $current is not None and $forward_ad._current_level < 0:
+        {fast_path}
+    {leave_out}
+    return $general({given}, {args}, {kwargs})
+"""
+
+CALL_KERNEL = """\
+{defaults}
+{kernel_call}
+"""
+
+CALL_OR_DIFFERENTIATE = """\
+$records = $is_grad_enabled()
+if not {requires_grad}:
+    {defaults}
+    {kernel_call}
+{node_call}
+"""
+
+NODE_CALL = """\
+$apply = $node.apply
+if $apply is not None:
+    {leave_out}
+    try:
+        return $apply($current.direct, {passed})
+    except $errors as $error:
+        $node.explain($error)
+        raise
+"""
+
+
+def function_at(
+    key: Literal["Autograd", "ADInplaceOrView"], operator: OperatorHandle, make: Callable[[], tuple[Fn, Any]]
+) -> Fn:
+    """The function at a key above the device's: do what its kernel does, where that is all there is to do.
+
+    Where something is to be differentiated, ``node.apply(kernel, *args)`` does it, if the op has a node that takes its
+    arguments as they are. All else is done by `general`. A call gets to ADInplaceOrView first, at ops that write, where
+    autograd is left out: in inference mode, with tensors from outside of it.
+
+    Args:
+        make: returns ``general(keyset, current, args, kwargs)``, at ADInplaceOrView ``general(keyset, args, kwargs)``;
+            and the holder of a node or None.
+    """
+    is_autograd = key == "Autograd"
+
+    def generate(*, when: CheckPolicy = operator.options.check) -> Any:
+        general, node = make()
+        differentiable = operator.differentiable.differentiable_args(operator.schema) if is_autograd else ()
+        names = tuple([argument.name for argument in differentiable]) if is_autograd else None
+        source = _source_above(Shape.of(operator.schema, operator.tags, when), names, has_node=node is not None)
+        fast_path = operator.fast_path.by_keyset
+        return source.build(operator.qualname, fast_path=fast_path, general=general, node=node)
+
+    return compile_on_first_call("autograd" if is_autograd else "ad_inplace_or_view", generate)
+
+
+@functools.lru_cache(maxsize=512)
+def _source_above(shape: Shape, differentiable_args: tuple[str, ...] | None, *, has_node: bool) -> Source:
+    """The source of either function; `differentiable_args` is None for the one at ADInplaceOrView."""
+    is_autograd, schema = differentiable_args is not None, shape.schema
+    source = Emitter("autograd" if is_autograd else "ad_inplace_or_view", shape)
+    records = "$records" if is_autograd else "$is_grad_enabled()"
+    holes: dict[str, Any] = {
+        "defaults": source.holes["defaults"],
+        "kernel_call": emit_kernel_call(source, bump=bool(schema.mutated), direct=True, records=records),
+    }
+    if differentiable_args is not None:
+        wanted = [argument for argument in schema.arguments if argument.name in differentiable_args]
+        names = [argument.variable for argument in wanted]
+        requires_grad = "False"  # an expression for: is anything to be differentiated?
+        if 0 < len(wanted) <= 3 and all([argument.is_tensor for argument in wanted]):
+            may_be_none = [argument.name in schema.call.may_be_none for argument in wanted]
+            tests = [f"({name} is not None and {name}.requires_grad)" if none else f"{name}.requires_grad"
+                     for name, none in zip(names, may_be_none, strict=True)]  # fmt: skip
+            requires_grad = f"($records and {joined('or', tests)})"
+        elif wanted:
+            source.objects["any_requires_grad"] = any_requires_grad(schema)
+            requires_grad = f"($records and $any_requires_grad({', '.join(names)}))"
+        holes["requires_grad"] = requires_grad
+        holes["node_call"] = fill(NODE_CALL, **source.holes) if has_node else ""
+    source.fill(
+        FAST_PATH,
+        name=source.name,
+        fast_path=fill(CALL_OR_DIFFERENTIATE if is_autograd else CALL_KERNEL, **holes),
+        given="$keyset, $current" if is_autograd else "$keyset",
+    )
+    return source
+
+
+def any_requires_grad(schema: Schema) -> Callable[..., bool]:
+    """``f(*args, **kwargs)``: does a tensor, or one in a list, require grad?"""
+    has_gaps = True in [argument.type.startswith("Tensor?[") for argument in schema.tensors]
+    return _look_for_grad if has_gaps else _torch.autograd.any_requires_grad
+
+
+def _look_for_grad(*args: Any, **kwargs: Any) -> bool:
+    """torch's own function passes lists over that hold a None."""
+    return any(tensor.requires_grad for tensor in tensors_in((*args, *kwargs.values())))

@@ -1,7 +1,7 @@
 """`Lowering`: an op with rich types is called, and its callbacks are called, by way of the types of its schema.
 
-First what generates functions for that: rich arguments to lowered ones and back, and the same for results. Then the
-callbacks of formulas and vmap rules, where the nodes convert the values themselves.
+First what generates functions for that: rich arguments to lowered ones and back, and the same for results. Then
+`Lowering` with the callbacks; in formulas and vmap rules the nodes convert the values themselves.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ import builtins
 import functools
 import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import Enum
+from functools import cached_property
 from types import NoneType
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -26,7 +27,7 @@ from customops._dispatch.callbacks import Fn, bind, bind_kernel
 from customops._dispatch.results import describe
 from customops._schema.annotations import code
 from customops._schema.infer import is_part
-from customops._schema.model import REQUIRED, Argument, Schema, cached_property, names_in
+from customops._schema.model import REQUIRED, Argument, Schema, names_in
 from customops._schema.structure import (
     MAYBE_TENSOR,
     Either,
@@ -34,7 +35,6 @@ from customops._schema.structure import (
     Leaf,
     Nested,
     Node,
-    Parameter,
     SequenceCodec,
     Signature,
     TupleForm,
@@ -107,11 +107,6 @@ def {name}({parameters}):
     return {result}
 """
 
-CHECK = """\
-if not ({test}):
-    raise $bad({value}, {path!r}, {expected!r})
-"""
-
 MAY_BE_NONE = """\
 if {value} is None:
     {none}
@@ -128,12 +123,6 @@ else:
     {enter}
 """
 
-#: Passing a keyword costs more than finding that it is at its default.
-NAMED = """\
-if {value} is not {default}:
-    $named[{name!r}] = {lowered}
-"""
-
 
 class Writer:
     """Writes a function of one op. It has what codecs ask for: see `structure.Objects`.
@@ -143,7 +132,6 @@ class Writer:
 
     def __init__(self, name: str, plan: Lowering, bad: Fn | None = None) -> None:
         self.signature, self.schema, self.op = plan.signature, plan.schema, plan.op
-        self.flat_parameters = emit_parameters(plan.schema.positional, plan.schema.keyword_only, {})
         self.source = Source(name, Schema((*plan.schema.arguments, *plan.parameters.arguments), ()))
         self.source.objects |= {
             "Tensor": Tensor,
@@ -167,49 +155,30 @@ class Writer:
         self.source.template = fill(FUNCTION, name=self.source.name, parameters=parameters, lines=lines, result=result)
         return self.source.build(self.op)
 
-    # Parameters -------------------------------------------------------------------------------------------------
+    def lower_parameters(self) -> tuple[list[str], list[str], list[str], dict[str, str]]:
+        """The parameters of the function, with their defaults, and the lines that check their values.
 
-    def rich_parameters(self) -> list[str]:
-        """The parameters of the function, defaults included."""
+        After these, the expressions for the arguments of the schema: positional ones, those by name.
+        """
         texts: list[str] = []
-        parameters = self.signature.parameters
-        for i, parameter in enumerate(parameters):
-            kind, before = parameter.kind, parameters[i - 1].kind if i else None
+        lines: list[str] = []
+        values: dict[str, str] = {}
+        before = None
+        for i, parameter in enumerate(self.signature.parameters):
+            kind = parameter.kind
             if before is inspect.Parameter.POSITIONAL_ONLY is not kind:
                 texts.append("/")
             if kind is inspect.Parameter.KEYWORD_ONLY and before not in (kind, inspect.Parameter.VAR_POSITIONAL):
                 texts.append("*")
             default = "" if parameter.default is REQUIRED else f"={self.ref(f'Default_{i}', parameter.default)}"
             texts.append(f"{parameter.stars}{parameter.name}{default}")
-        if parameters and parameters[-1].kind is inspect.Parameter.POSITIONAL_ONLY:
+            before = kind
+        if before is inspect.Parameter.POSITIONAL_ONLY:
             texts.append("/")
-        return texts
-
-    # Lowering ---------------------------------------------------------------------------------------------------
-
-    def lower_parameters(self) -> tuple[list[str], list[str], dict[str, str]]:
-        """Lines, and after them the expressions for the arguments of the schema: positional ones, those by name."""
-        lines: list[str] = []
-        values: dict[str, str] = {}
         for parameter in self.signature.parameters:
             values |= self.lower(parameter.node, parameter.name, lines)
         named = {argument.name: values[argument.name] for argument in self.schema.keyword_only}
-        return lines, [values[argument.name] for argument in self.schema.positional], named
-
-    def defaults_of_fields(self) -> dict[str, tuple[str, Any]]:
-        """Of arguments that may be left out, because a field is at its default: the field, and the default."""
-        found: dict[str, tuple[str, Any]] = {}
-        waiting = [(each.node, each.name, each.default) for each in self.signature.parameters]
-        for node, value, whole in waiting:  # `whole`: the default of the group, if it has one
-            if not isinstance(node, Group) or node.given is not None:
-                continue
-            for key, each in node.fields.items():
-                default = each.default if whole is REQUIRED else node.form.get(whole, key)
-                item = node.form.item(value, key)
-                if isinstance(each, Leaf) and each.default is not REQUIRED and _never_changes(default):
-                    found[each.name] = item, default
-                waiting.append((each, item, default))
-        return found
+        return texts, lines, [values[argument.name] for argument in self.schema.positional], named
 
     def lower(self, node: Node, value: str, lines: list[str], *, in_optional: bool = False) -> dict[str, str]:
         """Expressions for the leaves of a value; checks and what has to be done before are added to `lines`.
@@ -256,14 +225,13 @@ class Writer:
         return names
 
     def _check(self, test: str, value: str, path: str, expected: str, lines: list[str]) -> None:
-        lines += CHECK.format(test=test, value=value, path=path, expected=expected).splitlines()
+        lines += [f"if not ({test}):", f"    raise $bad({value}, {path!r}, {expected!r})"]
 
-    # Restoring --------------------------------------------------------------------------------------------------
-
-    def restored(self) -> dict[str, str]:
-        """An expression for each parameter, of the arguments of the schema."""
+    def restored(self) -> tuple[list[str], dict[str, str]]:
+        """The parameters of the function, which are arguments of the schema, and of these the parameters of the op."""
+        texts = emit_parameters(self.schema.positional, self.schema.keyword_only, {})
         values = {argument.name: argument.variable for argument in self.schema.arguments}
-        return {each.name: self.restore(each.node, values) for each in self.signature.parameters}
+        return texts, {each.name: self.restore(each.node, values) for each in self.signature.parameters}
 
     def restore(self, node: Node, values: Mapping[str, str], *, in_optional: bool = False) -> str:
         if isinstance(node, Leaf):
@@ -289,8 +257,6 @@ class Writer:
     def _present(self, value: str, path: str, expected: str) -> str:
         """An expression for a value that a call through ``torch.ops`` may have left out."""
         return f"({value} if {value} is not None else $absent({path!r}, {expected!r}))"
-
-    # Results ----------------------------------------------------------------------------------------------------
 
     def restore_result(self) -> str:
         node = self.signature.result
@@ -321,7 +287,7 @@ def _never_changes(default: Any) -> bool:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Formulas of ops with rich types: what they are given and what they return, in the form of the signature
+# Formulas and vmap rules of ops with rich types: what they are given and return is in the form of the signature
 # Only tensors have gradients. In an object that holds gradients or tangents, the field of a tensor holds that of the
 # tensor, and every other field holds None.
 
@@ -351,202 +317,6 @@ def misfit_of(node: Node, value: Any) -> tuple[str, str] | None:
     return next((wrong for wrong in found if wrong is not None), None)
 
 
-class _InContext:
-    """Wraps a callback of a formula."""
-
-    def __init__(self, plan: Lowering, fn: Any) -> None:
-        self.plan, self.fn = plan, fn
-
-    @contextmanager
-    def flags(self, ctx: Any) -> Iterator[None]:
-        """``ctx.needs_input_grad`` has an entry for each parameter while the callback runs.
-
-        It is the flag of a tensor, or a list of them; of an object, whether any of its tensors needs a gradient.
-        """
-        needs = getattr(ctx, "needs_input_grad", None)
-        if needs is None:
-            yield
-            return
-        flags = dict(zip((argument.name for argument in self.plan.schema.operands), needs, strict=False))
-        entries = []
-        for parameter in self.plan.operands:
-            found = [flags.get(leaf.name, False) for leaf in parameter.node.leaves]
-            is_one = isinstance(parameter.node, Leaf)
-            entries.append(found[0] if is_one else any(any(f) if isinstance(f, list) else f for f in found))
-        ctx.needs_input_grad = tuple(entries)
-        try:
-            yield
-        finally:
-            ctx.needs_input_grad = needs
-
-
-class SetupContext(_InContext):
-    """``setup_context(ctx, inputs, output)``; it also keeps how long lists are whose tangents may all be None."""
-
-    def __call__(self, ctx: Any, inputs: Any, output: Any, keyword_only_inputs: Any = None) -> Any:
-        plan, by_keyword = self.plan, keyword_only_inputs or {}
-        if plan.counted or plan.maybe_tensors:
-            values = dict(zip((a.name for a in plan.schema.positional), inputs, strict=False)) | by_keyword
-            outputs = output if len(plan.schema.returns) > 1 else (output,)
-            ctx._customops_lengths = {name: values[name] for name in plan.counted}
-            ctx._customops_present = [len(outputs[i]) for i in plan.maybe_tensors]
-        if self.fn is None:
-            return
-        args, kwargs = plan.restore(*inputs, **by_keyword)
-        named = {"keyword_only_inputs": kwargs} if plan.parameters.keyword_only else {}
-        with self.flags(ctx):
-            self.fn(ctx=ctx, inputs=args, **named, output=plan.restore_result(output))
-
-
-class Backward(_InContext):
-    """``backward(ctx, *grads)``: a gradient for each field of a returned tuple, or one like what is returned."""
-
-    def __call__(self, ctx: Any, *grads: Any) -> Any:
-        plan, result = self.plan, self.plan.signature.result
-        count = len(result.leaves) if result is not None else 0
-        values = dict(zip([leaf.name for leaf in result.leaves], grads, strict=False)) if result is not None else {}
-        with self.flags(ctx):
-            found = self.fn(ctx, *(of_tensors(node, values) for node in plan.results), *grads[count:])
-        operands = plan.operands
-        if not isinstance(found, dict):
-            is_one = len(operands) == 1 and type(found) is not tuple  # perhaps the gradient of a NamedTuple
-            given = found if isinstance(found, tuple) and not is_one else (found,)
-            if len(given) != len(operands):
-                raise AutogradError(
-                    "backward returned the wrong number of gradients",
-                    op=plan.op,
-                    expected=f"{len(operands)}, for {', '.join(each.name for each in operands)}",
-                    got=str(len(given)),
-                    where=where(self.fn),
-                )
-            found = {each.name: grad for each, grad in zip(operands, given, strict=True)}
-        nodes = {each.name: each.node for each in operands}
-        gradients: Values = {}
-        for name, grad in found.items():
-            gradients |= self._of(nodes[name], grad) if name in nodes else {name: grad}
-        known = {argument.name for argument in plan.schema.operands}
-        return {name: grad for name, grad in gradients.items() if grad is not None or name in known}
-
-    def _of(self, node: Node, grad: Any) -> Values:
-        """The gradients of the leaves: of an object, or of a dict of fields some of which may be left out."""
-        if not isinstance(node, Group) or grad is None:
-            parts = node.take_apart(grad)
-            return parts | {leaf.name: None for leaf in node.leaves if leaf.counts_tensors}
-        problem = None
-        if isinstance(grad, dict):
-            problem, expected = f"a gradient for a field that {node.path} does not have", ", ".join(node.fields)
-            got = ", ".join(map(repr, sorted(grad.keys() - node.fields.keys())))
-        elif not node.form.holds(grad):
-            problem, got = f"something other than the gradient of {node.path}", describe(grad)
-            expected = f"{node.form.name}, or a dict of gradients by field, or None"
-        if problem is not None and got:
-            raise AutogradError(
-                f"backward returned {problem}",
-                op=self.plan.op,
-                argument=node.path,
-                expected=expected,
-                got=got,
-                where=where(self.fn),
-            )
-        gradients: Values = {}
-        for key, each in node.fields.items():
-            gradients |= self._of(each, grad.get(key) if isinstance(grad, dict) else node.form.get(grad, key))
-        return gradients
-
-
-class Jvp(_InContext):
-    """``jvp(ctx, *tangents)``"""
-
-    def __call__(self, ctx: Any, *tangents: Any) -> Any:
-        plan, result = self.plan, self.plan.signature.result
-        values = dict(zip((argument.name for argument in plan.schema.operands), tangents, strict=False))
-        values |= ctx._customops_lengths if plan.counted else {}
-        with self.flags(ctx):
-            found = self.fn(ctx, *(of_tensors(each.node, values) for each in plan.operands))
-        if plan.signature.returns_plainly or result is None:
-            return found
-        if (wrong := misfit_of(result, found)) is not None:
-            raise AutogradError(
-                "jvp returned tangents whose structure is not that of the result",
-                op=plan.op,
-                argument=f"return{wrong[0]}",
-                expected=wrong[1],
-                got=describe(found),
-                where=where(self.fn),
-            )
-        values = result.take_apart(found)
-        flat = [list(x) if isinstance(x, tuple) else x for x in (values[leaf.name] for leaf in result.leaves)]
-        for place, i in enumerate(plan.maybe_tensors):
-            flat[i] = [flat[i]] * ctx._customops_present[place]
-        return tuple(flat) if len(flat) > 1 else flat[0]
-
-
-class Function:
-    """The function that is differentiated by running it again."""
-
-    def __init__(self, plan: Lowering, fn: Fn, *, with_written: bool) -> None:
-        self.plan, self.fn, self.with_written = plan, fn, with_written
-        self.lower_result = plan.lower_result(fn, "function to differentiate")
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        args, kwargs = self.plan.restored_call(*args, **kwargs)
-        result = self.fn(*args, **kwargs)
-        if self.plan.signature.returns_plainly:
-            return result
-        lowered, written = (result[0], result[1:]) if self.with_written else (result, ())
-        lowered = self.lower_result(lowered)
-        values = lowered if len(self.plan.schema.returns) > 1 else (lowered,)
-        tensors = (x if each.holds_tensors else None for x, each in zip(values, self.plan.schema.returns, strict=True))
-        return *tensors, *written
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# vmap rules of ops with rich types: dimensions come, and are returned, in the form of the signature
-
-
-class BatchingRule:
-    """``rule(info, in_dims, *args, **kwargs) -> (result, out_dims)``"""
-
-    def __init__(self, plan: Lowering, fn: Fn) -> None:
-        self.plan, self.fn = plan, fn
-        self.lower_result = plan.lower_result(fn, "vmap rule")
-
-    def __call__(self, info: Any, in_dims: tuple[Any, ...], /, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        plan, result_node = self.plan, self.plan.signature.result
-        dims = dict(zip((argument.name for argument in plan.schema.operands), in_dims, strict=True))
-        values = dict(zip((a.name for a in plan.schema.positional), args, strict=True)) | kwargs
-        dims |= {name: values[name] for name in plan.counted}
-        restored, named = plan.restored_call(*args, **kwargs)
-        result, out_dims = self.fn(info, tuple(of_tensors(x.node, dims) for x in plan.operands), *restored, **named)
-        if plan.signature.returns_plainly or result_node is None:
-            return result, out_dims
-        return self._lowered(result_node, self.lower_result(result), out_dims)
-
-    def _lowered(self, node: Node, result: Any, out_dims: Any) -> tuple[Any, Any]:
-        """The result, and a dimension for each tensor of it: one for all of them is allowed."""
-        leaves = node.leaves
-        dims = dict.fromkeys([leaf.name for leaf in leaves], out_dims)
-        if not (out_dims is None or isinstance(out_dims, int)):
-            if (wrong := misfit_of(node, out_dims)) is not None:
-                raise CallbackError(
-                    "the vmap rule returned out_dims whose structure is not that of the result",
-                    op=self.plan.op,
-                    argument=f"return{wrong[0]}",
-                    expected=f"a dimension for all, or {wrong[1]}",
-                    got=repr(out_dims),
-                    where=where(self.fn),
-                )
-            dims = node.take_apart(out_dims)
-        results = [list(x) if isinstance(x, tuple) else x for x in (result if len(leaves) > 1 else (result,))]
-        flat: list[Any] = []  # as functorch wants it: a list for a list, None for what is no tensor
-        for leaf, value in zip(leaves, results, strict=True):
-            dim = dims[leaf.name] if leaf.holds_tensors else None
-            if isinstance(value, list):
-                dim = list(dim) if isinstance(dim, (list, tuple)) else [dim] * len(value)
-            flat.append(dim)
-        return (tuple(results), tuple(flat)) if len(leaves) > 1 else (results[0], flat[0])
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # `Lowering`: how an op's signature and its schema relate, the functions generated from that, and its callbacks
 
@@ -558,12 +328,24 @@ class Lowering:
 
     def __init__(self, signature: Signature, schema: Schema, op: str) -> None:
         self.signature, self.schema, self.op = signature, schema, op
+        parameters, result = signature.parameters, signature.result
         arguments = [
-            Argument("", name=each.name, default=each.default, kwarg_only=each.by_keyword)
-            for each in signature.parameters
+            Argument("", name=each.name, default=each.default, kwarg_only=each.by_keyword) for each in parameters
         ]
         #: The parameters, as `bind_kernel` asks for them.
         self.parameters = Schema(tuple(arguments), ())
+        by_keyword = [each for each in parameters if each.by_keyword and each.node.holds_tensors]
+        #: The parameters that formulas and vmap rules have an entry for, in their order.
+        self.operands = (*(each for each in parameters if not each.by_keyword), *by_keyword)
+        #: What backward has a gradient for: the fields of a tuple, or what is returned.
+        self.results: tuple[Node, ...] = () if result is None else (result,)
+        if isinstance(result, Group) and isinstance(result.form, TupleForm):
+            self.results = tuple(result.fields.values())
+        #: The arguments that say how long lists of lists are.
+        self.counted = [leaf.name for each in parameters for leaf in each.node.leaves if leaf.counts_tensors]
+        #: The places of returns that are a tensor or None.
+        leaves = () if result is None else result.leaves
+        self.maybe_tensors = [i for i, leaf in enumerate(leaves) if leaf.codec is MAYBE_TENSOR]
 
     def __repr__(self) -> str:
         return f"<Lowering of {self.op}{self.schema}>"
@@ -571,33 +353,6 @@ class Lowering:
     @property
     def _digest_key(self) -> Any:
         return self.op, self.schema.exact_key
-
-    @cached_property
-    def operands(self) -> tuple[Parameter, ...]:
-        """The parameters that formulas and vmap rules have an entry for, in their order."""
-        positional = [each for each in self.signature.parameters if not each.by_keyword]
-        by_keyword = [each for each in self.signature.parameters if each.by_keyword]
-        return (*positional, *(each for each in by_keyword if each.node.holds_tensors))
-
-    @cached_property
-    def results(self) -> tuple[Node, ...]:
-        """What backward has a gradient for: the fields of a tuple, or what is returned."""
-        result = self.signature.result
-        if isinstance(result, Group) and isinstance(result.form, TupleForm):
-            return tuple(result.fields.values())
-        return () if result is None else (result,)
-
-    @cached_property
-    def counted(self) -> tuple[str, ...]:
-        """The arguments that say how long lists of lists are."""
-        leaves = (leaf for each in self.signature.parameters for leaf in each.node.leaves)
-        return tuple(leaf.name for leaf in leaves if leaf.counts_tensors)
-
-    @cached_property
-    def maybe_tensors(self) -> tuple[int, ...]:
-        """The places of returns that are a tensor or None."""
-        leaves = self.signature.result.leaves if self.signature.result is not None else ()
-        return tuple(i for i, leaf in enumerate(leaves) if leaf.codec is MAYBE_TENSOR)
 
     def restored_call(self, /, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments with which a function of the signature is called, of lowered ones."""
@@ -620,16 +375,24 @@ class Lowering:
         """
         name = self.op.partition("::")[2].partition(".")[0]
         writer = Writer(name, self, functools.partial(bad_argument, self.op))
-        parameters = writer.rich_parameters()
-        lines, positional, named = writer.lower_parameters()
+        parameters, lines, positional, named = writer.lower_parameters()
         arguments = [*positional, *(f"{key}={value}" for key, value in named.items())]
         if bypass is not None:
             lines.append(f"$result = $bypass($self, {', '.join(arguments)})")
         else:
             left_out: list[str] = []
-            for key, (value, default) in writer.defaults_of_fields().items():
-                default_name, lowered = writer.ref("Default", default), named.pop(key)
-                left_out += NAMED.format(value=value, default=default_name, name=key, lowered=lowered).splitlines()
+            groups = [(each.node, each.name, each.default) for each in self.signature.parameters]
+            for node, group, whole in groups:  # `whole`: the default of the group, if it has one
+                if not isinstance(node, Group) or node.given is not None:
+                    continue
+                for key, each in node.fields.items():
+                    default = each.default if whole is REQUIRED else node.form.get(whole, key)
+                    value = node.form.item(group, key)
+                    if isinstance(each, Leaf) and each.default is not REQUIRED and _never_changes(default):
+                        # Passing a keyword costs more than finding that it is at its default.
+                        test = f"if {value} is not {writer.ref('Default', default)}:"
+                        left_out += [test, f"    $named[{each.name!r}] = {named.pop(each.name)}"]
+                    groups.append((each, value, default))
             passed = [*positional, *(f"{key}={value}" for key, value in named.items())]
             if left_out:
                 left_out.insert(0, "$named = {}")
@@ -650,17 +413,16 @@ class Lowering:
     def lower(self) -> Fn:
         """``lower(*args, **kwargs) -> (args, kwargs)``, of a call's arguments those of the schema."""
         writer = Writer("lower", self, functools.partial(bad_argument, self.op))
-        parameters = writer.rich_parameters()
-        lines, positional, named = writer.lower_parameters()
+        parameters, lines, positional, named = writer.lower_parameters()
         return writer.build(parameters, lines, f"{as_tuple(positional)}, {as_dict(named)}")
 
     @cached_property
     def restore(self) -> Fn:
         """``restore(*args, **kwargs) -> (args, kwargs)``, of lowered arguments those of the signature."""
         writer = Writer("restore", self)
-        restored = writer.restored()
+        parameters, restored = writer.restored()
         named = {each.name: restored.pop(each.name) for each in self.signature.parameters if each.by_keyword}
-        return writer.build(writer.flat_parameters, [], f"{as_tuple(restored.values())}, {as_dict(named)}")
+        return writer.build(parameters, [], f"{as_tuple(restored.values())}, {as_dict(named)}")
 
     @cached_property
     def restore_result(self) -> Fn:
@@ -673,20 +435,6 @@ class Lowering:
         writer = Writer("lower_result", self, functools.partial(misfit, self.op, role, fn))
         return writer.build(["$result"], *writer.lower_result())
 
-    def callback(self, fn: Fn, role: str) -> Fn:
-        """A kernel or fake impl for the lowered arguments and returns, around one for those of the signature."""
-        writer = Writer("callback", self, functools.partial(misfit, self.op, role, fn))
-        lines, result = writer.lower_result()
-        restored = writer.restored()
-        arguments = [
-            f"{each.name}={restored[each.name]}"
-            if each.kind is inspect.Parameter.KEYWORD_ONLY
-            else f"{each.stars}{restored[each.name]}"
-            for each in self.signature.parameters
-        ]
-        lines.insert(0, f"$result = $fn({', '.join(arguments)})")
-        return writer.build(writer.flat_parameters, lines, result, fn=fn)
-
     # Callbacks --------------------------------------------------------------------------------------------------
 
     def kernel(self, fn: Fn, role: str = "kernel", *, warn: bool = True) -> Fn:
@@ -696,39 +444,202 @@ class Lowering:
             CallbackError: `fn` does not take the parameters of the signature.
         """
         bound = bind_kernel(fn, self.parameters, self.op, role, warn=warn)
-        return _standing_for(fn, self.callback(bound, role))
+        writer = Writer("callback", self, functools.partial(misfit, self.op, role, bound))
+        lines, result = writer.lower_result()
+        parameters, restored = writer.restored()
+        arguments = [
+            f"{each.name}={restored[each.name]}"
+            if each.kind is inspect.Parameter.KEYWORD_ONLY
+            else f"{each.stars}{restored[each.name]}"
+            for each in self.signature.parameters
+        ]
+        lines.insert(0, f"$result = $fn({', '.join(arguments)})")
+        return functools.update_wrapper(writer.build(parameters, lines, result, fn=bound), fn, updated=())
+
+    @contextmanager
+    def _flags(self, ctx: Any) -> Iterator[None]:
+        """``ctx.needs_input_grad`` has an entry for each parameter while a callback runs.
+
+        It is the flag of a tensor, or a list of them; of an object, whether any of its tensors needs a gradient.
+        """
+        needs = getattr(ctx, "needs_input_grad", None)
+        if needs is None:
+            yield
+            return
+        flags = dict(zip((argument.name for argument in self.schema.operands), needs, strict=False))
+        entries = []
+        for parameter in self.operands:
+            found = [flags.get(leaf.name, False) for leaf in parameter.node.leaves]
+            is_one = isinstance(parameter.node, Leaf)
+            entries.append(found[0] if is_one else any(any(f) if isinstance(f, list) else f for f in found))
+        ctx.needs_input_grad = tuple(entries)
+        try:
+            yield
+        finally:
+            ctx.needs_input_grad = needs
+
+    def _refuse(self, fn: Fn, problem: str, expected: str, got: str, argument: str | None = None) -> NoReturn:
+        """Raise for something that a formula returned."""
+        raise AutogradError(problem, op=self.op, argument=argument, expected=expected, got=got, where=where(fn))
 
     def setup_context(self, fn: Fn | None) -> Fn | None:
-        if fn is None:
-            return SetupContext(self, None) if self.counted or self.maybe_tensors else None
-        by_keyword = ["keyword_only_inputs"] if self.parameters.keyword_only else []
-        names = ["ctx", "inputs", *by_keyword, "output"]
-        bind(fn, self.op, "setup_context", **{name: name for name in names})
-        return _standing_for(fn, SetupContext(self, fn))
+        """``setup_context(ctx, inputs, output)``; it also keeps how long lists are whose tangents may all be None."""
+        keeps_lengths = bool(self.counted or self.maybe_tensors)
+        if fn is None and not keeps_lengths:
+            return None
+        if fn is not None:
+            by_keyword = ["keyword_only_inputs"] if self.parameters.keyword_only else []
+            bind(fn, self.op, "setup_context", **{name: name for name in ["ctx", "inputs", *by_keyword, "output"]})
+
+        def lowered_setup_context(ctx: Any, inputs: Any, output: Any, keyword_only_inputs: Any = None) -> None:
+            by_keyword = keyword_only_inputs or {}
+            if keeps_lengths:
+                values = dict(zip((a.name for a in self.schema.positional), inputs, strict=False)) | by_keyword
+                outputs = output if len(self.schema.returns) > 1 else (output,)
+                ctx._customops_lengths = {name: values[name] for name in self.counted}
+                ctx._customops_present = [len(outputs[i]) for i in self.maybe_tensors]
+            if fn is not None:
+                args, kwargs = self.restore(*inputs, **by_keyword)
+                named = {"keyword_only_inputs": kwargs} if self.parameters.keyword_only else {}
+                with self._flags(ctx):
+                    fn(ctx=ctx, inputs=args, **named, output=self.restore_result(output))
+
+        return lowered_setup_context if fn is None else functools.wraps(fn, updated=())(lowered_setup_context)
 
     def backward(self, fn: Fn, options: Any) -> Fn:
-        """A backward; by its options, it also gets the gradients of some mutated arguments."""
+        """``backward(ctx, *grads)``, around one that gets a gradient for each field of a returned tuple.
+
+        By its options, it also gets the gradients of some mutated arguments.
+        """
         followed = options.get("grads_of")
         if followed is None:
             written = {argument.name for argument in self.schema.mutated} - set(options.get("nondiff_args", ()))
             followed = () if self.schema.returns else written
         bind(fn, self.op, "backward", "ctx", *(f"grad{i}" for i in range(len(self.results) + len(followed))))
-        return _standing_for(fn, Backward(self, fn))
+
+        @functools.wraps(fn, updated=())
+        def lowered_backward(ctx: Any, *grads: Any) -> Any:
+            leaves = self.signature.result.leaves if self.signature.result is not None else ()
+            values, operands = dict(zip([leaf.name for leaf in leaves], grads, strict=False)), self.operands
+            with self._flags(ctx):
+                found = fn(ctx, *(of_tensors(node, values) for node in self.results), *grads[len(leaves) :])
+            if not isinstance(found, dict):
+                is_one = len(operands) == 1 and type(found) is not tuple  # perhaps the gradient of a NamedTuple
+                given = found if isinstance(found, tuple) and not is_one else (found,)
+                if len(given) != len(operands):
+                    expected = f"{len(operands)}, for {', '.join(each.name for each in operands)}"
+                    self._refuse(fn, "backward returned the wrong number of gradients", expected, str(len(given)))
+                found = {each.name: grad for each, grad in zip(operands, given, strict=True)}
+            nodes = {each.name: each.node for each in operands}
+            gradients: Values = {}
+            for name, grad in found.items():
+                gradients |= self._gradients(fn, nodes[name], grad) if name in nodes else {name: grad}
+            known = {argument.name for argument in self.schema.operands}
+            return {name: grad for name, grad in gradients.items() if grad is not None or name in known}
+
+        return lowered_backward
+
+    def _gradients(self, fn: Fn, node: Node, grad: Any) -> Values:
+        """The gradients of the leaves: of an object, or of a dict of fields some of which may be left out."""
+        if not isinstance(node, Group) or grad is None:
+            parts = node.take_apart(grad)
+            return parts | {leaf.name: None for leaf in node.leaves if leaf.counts_tensors}
+        if isinstance(grad, dict):
+            if unknown := ", ".join(map(repr, sorted(grad.keys() - node.fields.keys()))):
+                problem = f"backward returned a gradient for a field that {node.path} does not have"
+                self._refuse(fn, problem, ", ".join(node.fields), unknown, node.path)
+        elif not node.form.holds(grad):
+            problem = f"backward returned something other than the gradient of {node.path}"
+            expected = f"{node.form.name}, or a dict of gradients by field, or None"
+            self._refuse(fn, problem, expected, describe(grad), node.path)
+        gradients: Values = {}
+        for key, each in node.fields.items():
+            gradients |= self._gradients(
+                fn, each, grad.get(key) if isinstance(grad, dict) else node.form.get(grad, key)
+            )
+        return gradients
 
     def jvp(self, fn: Fn) -> Fn:
+        """``jvp(ctx, *tangents)``"""
         bind(fn, self.op, "jvp", "ctx", *(f"{each.name}_tangent" for each in self.operands))
-        return _standing_for(fn, Jvp(self, fn))
+
+        @functools.wraps(fn, updated=())
+        def lowered_jvp(ctx: Any, *tangents: Any) -> Any:
+            result = self.signature.result
+            values = dict(zip((argument.name for argument in self.schema.operands), tangents, strict=False))
+            values |= ctx._customops_lengths if self.counted else {}
+            with self._flags(ctx):
+                found = fn(ctx, *(of_tensors(each.node, values) for each in self.operands))
+            if self.signature.returns_plainly or result is None:
+                return found
+            if (wrong := misfit_of(result, found)) is not None:
+                problem = "jvp returned tangents whose structure is not that of the result"
+                self._refuse(fn, problem, wrong[1], describe(found), f"return{wrong[0]}")
+            values = result.take_apart(found)
+            flat = [list(x) if isinstance(x, tuple) else x for x in (values[leaf.name] for leaf in result.leaves)]
+            for place, i in enumerate(self.maybe_tensors):
+                flat[i] = [flat[i]] * ctx._customops_present[place]
+            return tuple(flat) if len(flat) > 1 else flat[0]
+
+        return lowered_jvp
 
     def function(self, fn: Fn, *, with_written: bool) -> Fn:
         """The function that `register_autograd_from` differentiates; does it return more than the result?"""
-        bound = bind_kernel(fn, self.parameters, self.op, "function to differentiate")
-        return _standing_for(fn, Function(self, bound, with_written=with_written))
+        role = "function to differentiate"
+        bound = bind_kernel(fn, self.parameters, self.op, role)
+        lower_result = self.lower_result(bound, role)
+
+        @functools.wraps(fn, updated=())
+        def lowered_function(*args: Any, **kwargs: Any) -> Any:
+            args, kwargs = self.restored_call(*args, **kwargs)
+            result = bound(*args, **kwargs)
+            if self.signature.returns_plainly:
+                return result
+            result, written = (result[0], result[1:]) if with_written else (result, ())
+            lowered, returns = lower_result(result), self.schema.returns
+            values = lowered if len(returns) > 1 else (lowered,)
+            return *(x if each.holds_tensors else None for x, each in zip(values, returns, strict=True)), *written
+
+        return lowered_function
 
     def vmap(self, fn: Fn) -> Fn:
+        """``rule(info, in_dims, *args, **kwargs) -> (result, out_dims)``: also dimensions are as in the signature."""
         bound = bind_kernel(fn, self.parameters, self.op, "vmap rule", "info", "in_dims", warn=True)
-        return _standing_for(fn, BatchingRule(self, bound))
+        lower_result = self.lower_result(bound, "vmap rule")
 
-    # Names ------------------------------------------------------------------------------------------------------
+        @functools.wraps(fn, updated=())
+        def lowered_rule(info: Any, in_dims: tuple[Any, ...], /, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+            node = self.signature.result
+            dims = dict(zip((argument.name for argument in self.schema.operands), in_dims, strict=True))
+            values = dict(zip((a.name for a in self.schema.positional), args, strict=True)) | kwargs
+            dims |= {name: values[name] for name in self.counted}
+            restored, named = self.restored_call(*args, **kwargs)
+            result, out_dims = bound(info, tuple(of_tensors(x.node, dims) for x in self.operands), *restored, **named)
+            if self.signature.returns_plainly or node is None:
+                return result, out_dims
+            result, leaves = lower_result(result), node.leaves
+            dims = dict.fromkeys([leaf.name for leaf in leaves], out_dims)  # one for all tensors is allowed
+            if not (out_dims is None or isinstance(out_dims, int)):
+                if (wrong := misfit_of(node, out_dims)) is not None:
+                    raise CallbackError(
+                        "the vmap rule returned out_dims whose structure is not that of the result",
+                        op=self.op,
+                        argument=f"return{wrong[0]}",
+                        expected=f"a dimension for all, or {wrong[1]}",
+                        got=repr(out_dims),
+                        where=where(bound),
+                    )
+                dims = node.take_apart(out_dims)
+            results = [list(x) if isinstance(x, tuple) else x for x in (result if len(leaves) > 1 else (result,))]
+            flat: list[Any] = []  # as functorch wants it: a list for a list, None for what is no tensor
+            for leaf, value in zip(leaves, results, strict=True):
+                dim = dims[leaf.name] if leaf.holds_tensors else None
+                if isinstance(value, list):
+                    dim = list(dim) if isinstance(dim, (list, tuple)) else [dim] * len(value)
+                flat.append(dim)
+            return (tuple(results), tuple(flat)) if len(leaves) > 1 else (results[0], flat[0])
+
+        return lowered_rule
 
     def names(self, given: Any, option: str) -> Any:
         """The tensors of the schema that names of parameters, or paths of parts of them, stand for."""
@@ -745,9 +656,3 @@ class Lowering:
         """The options of a formula, with names of the schema."""
         known = [key for key in ("nondiff_args", "grads_of", "originals") if key in options]
         return options | {key: self.names(options[key], key) for key in known}
-
-
-def _standing_for(fn: Fn, made: Callable[..., Any]) -> Fn:
-    """`made`, with the name of the user's function and a way to it."""
-    functools.update_wrapper(made, fn, updated=())
-    return made

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from customops._schema.model import Argument, Schema
-from customops._schema.types import python_default
+from customops._schema.types import converted, row_of
 from customops.errors import CallbackError, RegistrationError, brief, name_of, user_stacklevel, where
 
 __tracebackhide__ = True  # pytest leaves the frames out
@@ -191,8 +191,8 @@ def is_altered(argument: Argument) -> bool:
     """Does the dispatcher hold the default in another form than the op's author wrote it?"""
     if argument.default_is_none_in_text:
         return True
-    row = argument.row
-    return row is not None and row.keeps_default and isinstance(argument.default, row.defaults)
+    row = row_of(argument.type)
+    return row.keeps_default and isinstance(argument.default, row.defaults)
 
 
 def in_python_form(argument: Argument, value: Any) -> Any:
@@ -203,8 +203,8 @@ def in_python_form(argument: Argument, value: Any) -> Any:
         return _fresh(argument.default) if value is None else value
     if value is None:
         return None
-    same = python_default(argument.type, value) == python_default(argument.type, argument.default)
-    return argument.default if same else value
+    read = row_of(argument.type).read_default
+    return argument.default if converted(read, value) == converted(read, argument.default) else value
 
 
 def _fresh(default: Any) -> Any:

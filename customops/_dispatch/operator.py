@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import operator as operators
 import re
 import weakref
@@ -21,7 +22,7 @@ from customops._dispatch.names import Name
 from customops._dispatch.registrations import Undo, lock, nothing
 from customops._dispatch.results import CheckPolicy, check_policy
 from customops._schema.advice import may_be_none, part_with, type_of
-from customops._schema.model import ALL, Differentiable, Schema, cached_property
+from customops._schema.model import ALL, Differentiable, Schema
 from customops._schema.parse import from_dispatcher, signature_of
 from customops._schema.structure import Signature
 from customops._torch.library import Library, OpOverload
@@ -96,12 +97,7 @@ class OpSpec:
         """``file:line`` of the function, else of the definition."""
         return location_of(self.fn) if self.fn is not None else self.source
 
-    @cached_property
-    def schema_text(self) -> str:
-        """What the dispatcher gets, without the name."""
-        return self.text or str(self.schema)
-
-    @cached_property
+    @functools.cached_property
     def mutation_only(self) -> OpSpec | None:
         """The variant of an in-place or out op that returns nothing, for functionalization; None for other ops."""
         returns_mutated = Tag.inplace in self.tags or Tag.out in self.tags
@@ -225,7 +221,7 @@ class OperatorHandle:
         Raises:
             DefinitionError: torch refuses the schema or the tags. Nothing is left behind.
         """
-        library, overload = _define(spec.name, spec.schema_text, spec.tags)
+        library, overload = _define(spec.name, spec.text or spec.schema.text, spec.tags)
         try:
             variant = cls.define(spec.mutation_only) if spec.mutation_only is not None else None
         except BaseException:

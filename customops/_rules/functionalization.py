@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from customops import _torch
-from customops._codegen.autograd import ad_inplace_or_view as generate
+from customops._codegen.kernel import function_at
 from customops._dispatch.callbacks import Fn, bind, filler
 from customops._dispatch.operator import OperatorHandle
 from customops._dispatch.registrations import Registration, Slots, Undo, lock, nothing
@@ -120,7 +120,8 @@ def bind_ad_inplace_or_view(operator: OperatorHandle) -> None:
         operator.impl_view_fallback()
     elif schema.mutated:
         # Counts the write, and calls the kernel of the device where it is what comes next, as at Autograd.
-        operator.impl(generate(operator, _general(operator)), "ADInplaceOrView", with_keyset=True)
+        function = function_at("ADInplaceOrView", operator, lambda: (_general(operator), None))
+        operator.impl(function, "ADInplaceOrView", with_keyset=True)
 
 
 def _general(operator: OperatorHandle) -> Callable[..., Any]:

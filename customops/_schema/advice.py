@@ -32,7 +32,7 @@ from customops._schema.structure import (
     SequenceCodec,
     TupleForm,
 )
-from customops._schema.types import default_problem, hint_of, item_type, param_type
+from customops._schema.types import default_problem, hint_of, item_type, schema_type
 
 _CHOICES = (Literal["name", "other"], "the names of those that there are")
 _BYTES = (Tensor, "of torch.uint8: torch.frombuffer makes one of a bytearray")
@@ -78,9 +78,6 @@ _RELATIVES_OF_RETURNS: dict[Any, tuple[Any, str]] = {
 _NUMBERS = ((numbers.Integral, int), (numbers.Real, float), (numbers.Complex, complex))
 _ONE_OF_ITS_NAME = (enum.Enum, torch.dtype, torch.device, torch.layout, torch.memory_format)
 
-#: Says whether a hint is one that works.
-Accepts = Callable[[Any], bool]
-
 
 class Rewrite(NamedTuple):
     """A type that works, or parameters by the ends of their names, or another text; and words that go with it."""
@@ -91,8 +88,8 @@ class Rewrite(NamedTuple):
     text: str = ""
 
 
-def advice(hint: Any, path: str, accepts: Accepts, *, returns: bool) -> str:
-    """What to write instead of a hint: code, and the words that it needs."""
+def advice(hint: Any, path: str, accepts: Callable[[Any], bool], *, returns: bool) -> str:
+    """What to write instead of a hint that is not one that works: code, and the words that it needs."""
     try:
         found = _Advisor(accepts, returns).rewrite(hint)
     except RecursionError:  # of a class that holds itself
@@ -117,7 +114,7 @@ def _text(found: Rewrite, hint: Any, path: str, returns: bool) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class _Advisor:
-    accepts: Accepts
+    accepts: Callable[[Any], bool]
     returns: bool
 
     def rewrite(self, hint: Any) -> Rewrite | None:
@@ -149,12 +146,21 @@ class _Advisor:
         if len(members) > 1:
             return self._union(members)
         if origin is Literal:
-            return self._literal(items)
+            kinds = set(map(type, items))
+            if self.returns:
+                return Rewrite(int if kinds <= {int, bool} else str)
+            if kinds == {bytes}:
+                return Rewrite(Literal.__getitem__(tuple(value.decode("latin-1") for value in items)))
+            if len(kinds) == 1 and issubclass(type(items[0]), enum.Enum):
+                return Rewrite(type(items[0]))
+            return Rewrite(float if float in kinds else str)
         if origin is tuple and items:
-            return self._tuple(items)
+            if len(items) == 2 and items[1] is Ellipsis:
+                return self._list(items[0])
+            parts = [self.rewrite(item) for item in items]
+            hints = [part.hint for part in parts if part is not None and part.hint is not None]
+            return Rewrite(_tuple_of(hints)) if len(hints) == len(items) else None
         return self._class(hint if origin is None else origin, hint, items)
-
-    # Unions -----------------------------------------------------------------------------------------------------
 
     def _union(self, members: tuple[Any, ...]) -> Rewrite | None:
         some = [member for member in members if member is not type(None)]
@@ -195,25 +201,6 @@ class _Advisor:
         if _fields(inner) is not None:
             return Rewrite(inner, "whose tensors are Tensor | None")
         return Rewrite(tuple[bool, inner], "whether there is one, and the value")
-
-    def _literal(self, values: tuple[Any, ...]) -> Rewrite:
-        kinds = set(map(type, values))
-        if self.returns:
-            return Rewrite(int if kinds <= {int, bool} else str)
-        if kinds == {bytes}:
-            return Rewrite(Literal.__getitem__(tuple(value.decode("latin-1") for value in values)))
-        if len(kinds) == 1 and issubclass(type(values[0]), enum.Enum):
-            return Rewrite(type(values[0]))
-        return Rewrite(float if float in kinds else str)
-
-    # What has items ---------------------------------------------------------------------------------------------
-
-    def _tuple(self, items: tuple[Any, ...]) -> Rewrite | None:
-        if len(items) == 2 and items[1] is Ellipsis:
-            return self._list(items[0])
-        parts = [self.rewrite(item) for item in items]
-        hints = tuple(part.hint for part in parts if part is not None and part.hint is not None)
-        return Rewrite(_tuple_of(hints)) if len(hints) == len(items) else None
 
     def _list(self, item: Any) -> Rewrite | None:
         """For items that are no items of a list."""
@@ -264,8 +251,6 @@ class _Advisor:
         hint = annotated(types.GenericAlias(dict, (str, found.hint)), [Keys("a", "b")])
         note = "with the keys that it has"
         return Rewrite(hint, note if items else f"{note}; or a @dataclass(frozen=True) with a field for each key")
-
-    # Classes ----------------------------------------------------------------------------------------------------
 
     def _class(self, cls: Any, hint: Any, items: tuple[Any, ...]) -> Rewrite | None:
         known = (_RELATIVES_OF_RETURNS if self.returns else _RELATIVES).get(cls)
@@ -382,15 +367,6 @@ def part_with(node: Node, name: str) -> Node | None:
 # Default values that do not fit the node of their parameter, and what to write instead --------------------------------
 
 
-class Misfit(NamedTuple):
-    """A default, or a part of one, that is not what its type allows."""
-
-    path: str
-    value: Any
-    expected: str
-    fix: str
-
-
 class _Evaluation:
     """The source of codecs, evaluated for single values."""
 
@@ -413,11 +389,14 @@ def lowered(codec: Codec, value: Any, op: str) -> Any:
     return evaluate(codec.lower("value_", evaluate), value)
 
 
-def misfit(node: Node, value: Any, op: str) -> Misfit | None:
-    """The first part of a default that is not what its type allows. Plain types are for `default_problem` to judge."""
+def misfit(node: Node, value: Any, op: str) -> tuple[str, Any, str, str] | None:
+    """The first part of a default that is not what its type allows: its path, its value, what is expected, and a fix.
+
+    Plain types are for `default_problem` to judge.
+    """
     evaluate = _Evaluation(op)
     if value is None:
-        return None if may_be_none(node) else Misfit(node.path, None, "no None", _or_none(node))
+        return None if may_be_none(node) else (node.path, None, "no None", _or_none(node))
     if isinstance(node, Leaf):
         codec, test = node.codec, node.codec.test("value_", evaluate)
         if not test or evaluate(test, value):
@@ -425,10 +404,10 @@ def misfit(node: Node, value: Any, op: str) -> Misfit | None:
         fix = f"{type_of(node)} = {_value_of(codec, value)}"
         if isinstance(value, (list, tuple)) and getattr(codec, "length", None) not in (None, len(value)):
             fix = _as_it_is(value)
-        return Misfit(node.path, value, codec.expected, f"{node.path}: {fix}")
+        return (node.path, value, codec.expected, f"{node.path}: {fix}")
     if isinstance(node, Nested):
         is_one = isinstance(value, list) and all(isinstance(items, list) for items in value)
-        return None if is_one else Misfit(node.path, value, "a list of lists of tensors", _or_none(node))
+        return None if is_one else (node.path, value, "a list of lists of tensors", _or_none(node))
     if isinstance(node, Either):
         return None
     form = node.form
@@ -443,7 +422,7 @@ def misfit(node: Node, value: Any, op: str) -> Misfit | None:
     else:
         required = ", ".join(f"{key}=..." for key, each in node.fields.items() if each.default is REQUIRED)
         fix = f"{form.name} = {form.name}({required})"
-    return Misfit(node.path, value, form.name, f"{node.path}: {fix}")
+    return (node.path, value, form.name, f"{node.path}: {fix}")
 
 
 def _or_none(node: Node) -> str:
@@ -486,7 +465,7 @@ def plain_fix(type_: str, path: str, value: Any) -> str:
         return f"{path}: {code(hint_of(type_))} = {literal(value)}"
     if (item := item_type(base)) and not isinstance(value, list) and default_problem(item, value) is None:
         return f"{path}: {code(hint_of(type_))} = [{literal(value)}]"
-    own = param_type(type(value))
+    own = schema_type(type(value))
     if own not in (None, base) and default_problem(str(own), value) is None:
         return f"{path}: {code(type(value))} = {literal(value)}"
     return f"{path}: {code(hint_of(base))} | None = None, and the value in the kernel"

@@ -114,9 +114,15 @@ def simplify(hint: Any) -> Any:
     if origin is None or origin is typing.Literal:
         return hint
     simple = tuple(item if item is Ellipsis or isinstance(item, list) else simplify(item) for item in items)
-    if all(new is old for new, old in zip(simple, items, strict=True)):
+    return with_items(hint, items, simple)
+
+
+def with_items(hint: Any, items: tuple[Any, ...], new: tuple[Any, ...]) -> Any:
+    """A union or a generic type with others in the place of its items; itself, if they are the same."""
+    if all(one is other for one, other in zip(items, new, strict=True)):
         return hint
-    return union_of(simple) if origin in (Union, types.UnionType) else types.GenericAlias(origin, simple)
+    origin = typing.get_origin(hint)
+    return union_of(new) if origin in (Union, types.UnionType) else types.GenericAlias(origin, new)
 
 
 def annotated(hint: Any, metadata: Iterable[Any]) -> Any:

@@ -50,7 +50,7 @@ from customops._schema.structure import (
     SequenceCodec,
     TupleForm,
 )
-from customops._schema.types import param_type, return_type
+from customops._schema.types import schema_type
 from customops.errors import SchemaError
 
 _SEQUENCES = (list, collections.abc.Sequence)
@@ -58,16 +58,14 @@ _NUMBERS: dict[Any, str] = {int: "SymInt", float: "float", bool: "bool", complex
 #: What has no more than these members is a number of any type; a bool is an int to Python.
 _ANY_NUMBER = {int, float, bool, complex}
 
-#: Resolves an annotation, and raises for what is wrong with one.
-Resolve = Callable[[Any], Any]
-
 
 @dataclasses.dataclass(frozen=True)
 class HintReader:
     """Makes nodes of hints, for parameters or for the return of a function."""
 
     fail: Callable[..., NoReturn]
-    resolve: Resolve
+    #: Resolves an annotation, and raises for what is wrong with one.
+    resolve: Callable[[Any], Any]
     returns: bool = False
     #: Are errors to say what to write instead?
     advises: bool = True
@@ -134,7 +132,7 @@ class HintReader:
         return node
 
     def _node(self, hint: Any, metadata: tuple[Any, ...], name: str, path: str) -> Node | None:
-        plain = return_type(simplify(hint)) if self.returns else param_type(simplify(hint))
+        plain = schema_type(simplify(hint), returns=self.returns)
         if plain is not None:
             return Leaf(name, path, plain, SequenceCodec(list, item=DTYPE) if plain == "ScalarType[]" else AS_IT_IS)
         members = union_members(hint)
@@ -144,38 +142,24 @@ class HintReader:
             return None if self.returns else self._union(members, name, path)
         origin, items = typing.get_origin(hint), typing.get_args(hint)
         if origin is Literal:
-            return None if self.returns else self._literal(items, name, path)
+            return None if self.returns else _literal(items, name, path)
         if origin is tuple:
-            return self._tuple(items, name, path)
+            if len(items) == 2 and items[1] is Ellipsis:
+                return self._list(items[0], tuple, name, path)
+            if not items or items == ((),):
+                return None
+            kinds = {None if self.returns else _NUMBERS.get(simplify(item)) for item in items} - {"complex"}
+            if len(kinds) == 1 and None not in kinds:
+                return Leaf(name, path, f"{kinds.pop()}[{len(items)}]", SequenceCodec(tuple, len(items)))
+            keys = tuple(map(str, range(len(items))))
+            return self._group(TupleForm(tuple, keys), dict(zip(keys, items, strict=True)), {}, name, path)
         if origin in _SEQUENCES and len(items) == 1:
             return self._list(items[0], list, name, path)
-        keys = next((item for item in metadata if isinstance(item, Keys)), None)
-        if keys and origin in (dict, collections.abc.Mapping) and items and items[0] is str:
-            form = DictForm(tuple(keys), written=code(annotated(hint, [keys])))
-            return self._group(form, dict.fromkeys(keys, items[1]), {}, name, path)
+        named = next((item for item in metadata if isinstance(item, Keys)), None)
+        if named and origin in (dict, collections.abc.Mapping) and items and items[0] is str:
+            form = DictForm(tuple(named), written=code(annotated(hint, [named])))
+            return self._group(form, dict.fromkeys(named, items[1]), {}, name, path)
         return self._class(hint, name, path) if isinstance(hint, type) else None
-
-    def _class(self, cls: type, name: str, path: str) -> Node | None:
-        if cls in self.inside:
-            self.fail(
-                f"{self._what(path)}: {cls.__name__} holds itself, and a schema has a number of arguments",
-                fix=f"leave {path.removeprefix('.')} out of {cls.__name__}",
-            )
-        if cls is torch.Size:
-            return Leaf(name, path, "SymInt[]", SequenceCodec(torch.Size))
-        if cls is str and self.returns:
-            return Leaf(name, path, "SymInt[]", TEXT)
-        if issubclass(cls, enum.Enum) and len(cls) and not self.returns:
-            codec = EnumCodec(cls)
-            return Leaf(name, path, codec.schema_type, codec)
-        inside = replace(self, inside=(*self.inside, cls))
-        if dataclasses.is_dataclass(cls):
-            return inside._dataclass(cls, name, path)
-        if issubclass(cls, tuple) and hasattr(cls, "_fields"):
-            return inside._named_tuple(cls, name, path)
-        return inside._typed_dict(cls, name, path) if typing_extensions.is_typeddict(cls) else None
-
-    # Unions -----------------------------------------------------------------------------------------------------
 
     def _optional(self, members: list[Any], name: str, path: str) -> Node | None:
         inner = union_of(members) if members else None
@@ -202,23 +186,15 @@ class HintReader:
         if plain <= {torch.device, str, int} and torch.device in plain:
             return Leaf(name, path, "Device", DEVICE)
         if all(typing.get_origin(member) is Literal for member in members):
-            return self._literal(tuple(value for member in members for value in typing.get_args(member)), name, path)
+            return _literal(tuple(value for member in members for value in typing.get_args(member)), name, path)
         return None
-
-    def _literal(self, values: tuple[Any, ...], name: str, path: str) -> Node | None:
-        if not values or not all(type(value) in (str, int, bool) for value in values):
-            return None
-        codec = LiteralCodec(values)
-        return Leaf(name, path, codec.schema_type, codec)
-
-    # Sequences --------------------------------------------------------------------------------------------------
 
     def _list(self, item: Any, container: type, name: str, path: str) -> Node | None:
         """A list, or a tuple of any length."""
         if self.returns:
             type_ = {Tensor: "Tensor[]", int: "SymInt[]"}.get(simplify(item))
             return None if type_ is None else Leaf(name, path, type_, SequenceCodec(container))
-        plain = param_type(list[simplify(item)])  # type: ignore[misc]
+        plain = schema_type(list[simplify(item)])  # type: ignore[misc]
         if plain is not None:
             item_codec = DTYPE if plain == "ScalarType[]" else AS_IT_IS
             return Leaf(name, path, plain, SequenceCodec(container, item=item_codec))
@@ -230,18 +206,32 @@ class HintReader:
             return None
         return Leaf(name, path, f"{inner.type}[]", SequenceCodec(container, item=inner.codec))
 
-    def _tuple(self, items: tuple[Any, ...], name: str, path: str) -> Node | None:
-        if len(items) == 2 and items[1] is Ellipsis:
-            return self._list(items[0], tuple, name, path)
-        if not items or items == ((),):
-            return None
-        kinds = {None if self.returns else _NUMBERS.get(simplify(item)) for item in items} - {"complex"}
-        if len(kinds) == 1 and None not in kinds:
-            return Leaf(name, path, f"{kinds.pop()}[{len(items)}]", SequenceCodec(tuple, len(items)))
-        keys = tuple(map(str, range(len(items))))
-        return self._group(TupleForm(tuple, keys), dict(zip(keys, items, strict=True)), {}, name, path)
-
-    # Classes ----------------------------------------------------------------------------------------------------
+    def _class(self, cls: type, name: str, path: str) -> Node | None:
+        if cls in self.inside:
+            self.fail(
+                f"{self._what(path)}: {cls.__name__} holds itself, and a schema has a number of arguments",
+                fix=f"leave {path.removeprefix('.')} out of {cls.__name__}",
+            )
+        if cls is torch.Size:
+            return Leaf(name, path, "SymInt[]", SequenceCodec(torch.Size))
+        if cls is str and self.returns:
+            return Leaf(name, path, "SymInt[]", TEXT)
+        if issubclass(cls, enum.Enum) and len(cls) and not self.returns:
+            codec = EnumCodec(cls)
+            return Leaf(name, path, codec.schema_type, codec)
+        inside = replace(self, inside=(*self.inside, cls))
+        if dataclasses.is_dataclass(cls):
+            return inside._dataclass(cls, name, path)
+        if issubclass(cls, tuple) and hasattr(cls, "_fields"):
+            hints, keys = self._hints_of(cls, path), tuple(cls._fields)
+            if missing := [key for key in keys if key not in hints]:
+                self.fail(
+                    f"{self._what(path)} has unsupported type {show(cls)}: its field {missing[0]} has no type",
+                    fix=f"class {cls.__name__}(NamedTuple): ..., with a type for each field",
+                )
+            fields, defaults = {key: hints[key] for key in keys}, cls._field_defaults  # type: ignore[attr-defined]
+            return inside._group(TupleForm(cls, keys), fields, defaults, name, path)
+        return inside._typed_dict(cls, name, path) if typing_extensions.is_typeddict(cls) else None
 
     def _group(self, form: Any, hints: Mapping[str, Any], defaults: Mapping[str, Any], name: str, path: str) -> Group:
         fields = {}
@@ -276,16 +266,6 @@ class HintReader:
                 defaults[each.name] = each.default_factory()
         hints = self._hints_of(cls, path)
         return self._group(DataclassForm(cls), {each.name: hints[each.name] for each in fields}, defaults, name, path)
-
-    def _named_tuple(self, cls: Any, name: str, path: str) -> Group:
-        hints = self._hints_of(cls, path)
-        if missing := [key for key in cls._fields if key not in hints]:
-            self.fail(
-                f"{self._what(path)} has unsupported type {show(cls)}: its field {missing[0]} has no type",
-                fix=f"class {cls.__name__}(NamedTuple): ..., with a type for each field",
-            )
-        fields = {key: hints[key] for key in cls._fields}
-        return self._group(TupleForm(cls, cls._fields), fields, cls._field_defaults, name, path)
 
     def _typed_dict(self, cls: Any, name: str, path: str) -> Group:
         hints = self._hints_of(cls, path)
@@ -329,3 +309,10 @@ def _written(node: Node) -> Node:
     if isinstance(node, Nested):
         return replace(node, tensors=replace(node.tensors, is_mutated=True))
     return replace(node, tensor=replace(node.tensor, is_mutated=True))
+
+
+def _literal(values: tuple[Any, ...], name: str, path: str) -> Node | None:
+    if not values or not all(type(value) in (str, int, bool) for value in values):
+        return None
+    codec = LiteralCodec(values)
+    return Leaf(name, path, codec.schema_type, codec)

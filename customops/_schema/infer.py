@@ -9,132 +9,30 @@ import inspect
 import re
 import types
 import typing
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any, ForwardRef, NamedTuple, NoReturn, Optional, Union
+from typing import Any, ForwardRef, NamedTuple, NoReturn, Optional
 
 import torch
 import typing_extensions
 
 from customops import _torch
 from customops._schema.advice import lowered, misfit, plain_fix
-from customops._schema.annotations import annotated, show, union_members
+from customops._schema.annotations import annotated, show, union_members, with_items
 from customops._schema.hints import HintReader
 from customops._schema.model import REQUIRED, Alias, Argument, Return, Schema
 from customops._schema.structure import AS_IT_IS, BY_KEYWORD, Group, Leaf, Node, Parameter, Signature, TupleForm, Values
 from customops._schema.tags import Tags, check_tags, normalize_tags
-from customops._schema.types import default_problem, dispatched, param_type, return_type
+from customops._schema.types import converted, default_problem, row_of, schema_type
 from customops._torch.schema import Tag
 from customops.errors import SchemaError, brief, innermost, name_of, where
 
-#: Raises for the function whose signature is read.
-Fail = Callable[..., NoReturn]
-
-# From parameters to the arguments of a schema: order, default values, and what is written -----------------------------
-
-
-class ArgumentBuilder:
-    """Makes the arguments of an op.
-
-    A field with a default is a keyword-only argument: one that is added later moves no other. Old exported programs
-    go on to work: torch replays positional arguments in order, and would give it the value of the next.
-    """
-
-    def __init__(self, fail: Fail, op: str, mutated: Collection[str] | None) -> None:
-        self.fail, self.op = fail, op
-        #: The paths in ``mutates_args``; None for "unknown".
-        self.mutated = mutated
-        self.positional: list[Argument] = []
-        self.keyword_only: list[Argument] = []
-        self.paths: dict[str, str] = {}
-        #: The leaves that hold tensors.
-        self.tensors: list[Leaf] = []
-
-    def build(self, parameters: Iterable[Parameter]) -> tuple[Argument, ...]:
-        for parameter in parameters:
-            by_keyword = parameter.kind in BY_KEYWORD
-            if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
-                # A list of the rest has no default, so it cannot stand behind arguments that have one.
-                by_keyword = any(each.has_default for each in self.positional)
-            self._add(parameter.node, None, self.keyword_only if by_keyword else self.positional)
-        return (*self.positional, *self.keyword_only)
-
-    def _add(
-        self,
-        node: Node,
-        values: Values | None,
-        into: list[Argument],
-        *,
-        in_optional: bool = False,
-        is_field: bool = False,
-    ) -> None:
-        if node.default is not REQUIRED:
-            into = self.keyword_only if is_field else into
-            if values is None and isinstance(node, Leaf) and node.codec is AS_IT_IS:
-                values = {node.name: node.default}
-            elif values is None:
-                wrong = misfit(node, node.default, self.op)
-                if wrong is not None:
-                    problem = "None is not allowed" if wrong.value is None else f"it is not {wrong.expected}"
-                    self._bad_default(wrong.path, wrong.value, problem, wrong.expected, wrong.fix)
-                values = node.take_apart(node.default)
-                for leaf in node.leaves:
-                    if not leaf.is_plain and values[leaf.name] is not None:
-                        values[leaf.name] = lowered(leaf.codec, values[leaf.name], self.op)
-        if not isinstance(node, Group):
-            for leaf in (node,) if isinstance(node, Leaf) else node.leaves:
-                self._add_leaf(leaf, REQUIRED if values is None else values[leaf.name], into, in_optional)
-            return
-        is_absent = False
-        if node.given is not None:
-            self._add_leaf(node.given, REQUIRED if values is None else values[node.given.name], into, False)
-            in_optional, is_absent = True, values is not None and not values[node.given.name]
-        for each in node.fields.values():
-            of_field = is_absent and each.default is not REQUIRED
-            self._add(each, None if of_field else values, into, in_optional=in_optional, is_field=True)
-
-    def _bad_default(self, path: str, given: Any, problem: str, expected: str, fix: str) -> NoReturn:
-        problem = f"parameter {path} has an unsupported default: {problem}"
-        self.fail(problem, expected=expected.replace("SymInt", "int"), got=brief(given), fix=fix)
-
-    def _add_leaf(self, leaf: Leaf, default: Any, into: list[Argument], in_optional: bool) -> None:
-        name, path, type_ = leaf.name, leaf.path, leaf.optional().type if in_optional else leaf.type
-        if name in self.paths:
-            paths = (self.paths[name], path)
-            self.fail(f"parameters {paths[0]} and {paths[1]} both are {name} in the schema",
-                      fix=f"another name for {min(paths, key=lambda path: not path.isidentifier())}")  # fmt: skip
-        is_written = leaf.is_mutated
-        if leaf.type.startswith("Tensor"):
-            self.tensors.append(leaf)
-            is_written = is_written or self.mutated is None
-            for each in self.mutated or ():
-                is_written = is_written or is_part(path, each)
-        alias = Alias(frozenset({f"a{len(self.paths)}"}), write=True) if is_written else None
-        self.paths[name] = path
-        if default is not REQUIRED and (problem := default_problem(type_, default)) is not None:
-            self._bad_default(path, default, problem, type_, plain_fix(type_, path, default))
-        given, default = default, default if default is REQUIRED else dispatched(type_, default)
-        argument = Argument(type_, alias, name, default, into is self.keyword_only, path=path)
-        if argument.has_default and argument.default_text is None:  # None stands for it in the text
-            if type_.endswith("?") and not in_optional:
-                self.fail(
-                    f"parameter {path} has an unsupported default: schema text cannot hold it, and None has its own "
-                    "meaning here",
-                    expected=type_,
-                    got=brief(given),
-                    fix=f"drop Optional[...] from {path}, or default to None and fill the value in the kernel",
-                )
-            type_ = f"{type_.removesuffix('?')}?"
-            argument = replace(argument, type=type_, default_is_none_in_text=True)
-        into.append(argument)
+# ----------------------------------------------------------------------------------------------------------------------
+# What an op writes: ``mutates_args``, the marks in the signature, and the returns that are what was written
 
 
 def is_part(path: str, whole: str) -> bool:
     return path == whole or path.startswith((f"{whole}.", f"{whole}["))
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# What an op writes: ``mutates_args``, the marks in the signature, and the returns that are what was written
 
 
 def mutates_args_names(mutates_args: str | Iterable[str], op: str, place: str | None = None) -> str | tuple[str, ...]:
@@ -149,44 +47,21 @@ def mutates_args_names(mutates_args: str | Iterable[str], op: str, place: str | 
     if isinstance(mutates_args, str):
         fix = f"mutates_args={tuple(re.findall('[^, ]+', mutates_args))}"
         raise SchemaError(f"{problem}, not {mutates_args!r}", op=op, where=place, fix=fix)
-    names = tuple(mutates_args) if isinstance(mutates_args, collections.abc.Iterable) else (mutates_args,)
-    if not all(isinstance(name, str) for name in names):
-        fix = "mutates_args=() for a function that writes to none of its arguments"
-        raise SchemaError(problem, op=op, got=brief(mutates_args), where=place, fix=fix)
+    names: tuple[Any, ...] = (
+        tuple(mutates_args) if isinstance(mutates_args, collections.abc.Iterable) else (mutates_args,)
+    )
+    for name in names:
+        if not isinstance(name, str):
+            fix = "mutates_args=() for a function that writes to none of its arguments"
+            raise SchemaError(problem, op=op, got=brief(mutates_args), where=place, fix=fix)
     return names
 
 
-def check_mutated(given: tuple[str, ...], parameters: tuple[Parameter, ...], tensors: list[Leaf], fail: Fail) -> None:
-    """Raise unless each name is one of a parameter, or the path of a part of one, and the annotations agree."""
-    marked = True in [leaf.is_mutated for leaf in tensors]
-    if not (given or marked):
-        return
-    for leaf in tensors if marked else ():
-        if leaf.is_mutated != any(is_part(leaf.path, path) for path in given):
-            fail(
-                f"mutates_args and the annotations disagree on whether {leaf.path} is written",
-                expected=f"{leaf.path} in both, or in none",
-                fix="leave mutates_args out",
-            )
-    names, known = frozenset(given), {each.name for each in parameters}
-    wrong = {name for name in names if not any(is_part(leaf.path, name) for leaf in tensors)}
-    if missing := wrong - known:
-        listed, paths = ", ".join(sorted(map(repr, missing))), [leaf.path for leaf in tensors]
-        near = difflib.get_close_matches(min(missing), paths, n=1, cutoff=0.3) or paths
-        fail(
-            f"{{{listed}}} in mutates_args were not found among the parameters",
-            got=f"({', '.join(each.name for each in parameters)})",
-            fix=f"mutates_args=({near[0]!r},)" if near else "mutates_args=()",
-        )
-    for name in wrong:
-        fail(
-            f"parameter {name} is in mutates_args, but only Tensors or collections of Tensors can be mutated",
-            fix=f"leave {name} out of mutates_args",
-        )
-
-
 def implied_tags(
-    tags: tuple[torch.Tag, ...], same_as: list[str | None], arguments: tuple[Argument, ...], fail: Fail
+    tags: tuple[torch.Tag, ...],
+    same_as: list[str | None],
+    arguments: tuple[Argument, ...],
+    fail: Callable[..., NoReturn],
 ) -> tuple[torch.Tag, ...]:
     """The tags with the one that `SameAs` in the annotation of the return stands for."""
     if not any(same_as):
@@ -218,20 +93,6 @@ def implied_tags(
         )
     tag = Tag.out if written[0].kwarg_only else Tag.inplace
     return tags if tag in tags else (*tags, tag)
-
-
-def alias_returns(
-    arguments: tuple[Argument, ...], returns: tuple[Return, ...], tags: tuple[torch.Tag, ...]
-) -> tuple[Return, ...]:
-    """The returns with the aliases that an in-place or out op has; `check_tags` judges the result."""
-    targets: list[Argument] = []
-    if Tag.inplace in tags:
-        targets = [a for a in arguments if not a.kwarg_only][:1]
-    elif Tag.out in tags:
-        targets = [a for a in arguments if a.is_mutated]
-    if len(targets) != len(returns):
-        return returns
-    return tuple(Return(r.type, target.alias) for r, target in zip(returns, targets, strict=True))
 
 
 # Schema inference: the type hints of a function as a schema -----------------------------------------------------------
@@ -292,24 +153,28 @@ def read(
 
     `mutates_args` is as `mutates_args_names` returns it; None if the annotations alone are to tell.
     """
-    reader = _Reader(fn, op or name_of(fn))
-    parameters = tuple([reader.parameter(*each) for each in enumerate(reader.signature.parameters.values())])
-    mutated = None if isinstance(mutates_args, str) else mutates_args or ()  # (a str is "unknown")
-    builder = ArgumentBuilder(reader.fail, reader.op, mutated)
-    arguments = builder.build(parameters)
-    if mutates_args is not None and mutated is not None:
-        check_mutated(mutated, parameters, builder.tensors, reader.fail)
+    reader, parameters = _Reader(fn, op or name_of(fn)), list[Parameter]()
+    reader.mutated = None if isinstance(mutates_args, str) else mutates_args or ()  # (a str is "unknown")
+    for index, each in enumerate(reader.signature.parameters.values()):
+        parameters.append(reader.parameter(index, each))
+    arguments = reader.arguments(parameters)
+    if mutates_args is not None and (reader.mutated or reader.has_marks):
+        reader.check_mutated(parameters)
     result, returns, is_plain = reader.result()
     if result is not None and not (isinstance(result, Leaf) and result.same_as is None):
         tags = implied_tags(tags, [leaf.same_as for leaf in result.leaves], arguments, reader.fail)
     if Tag.inplace in tags or Tag.out in tags:
-        schema = Schema(arguments, alias_returns(arguments, returns, tags))
+        targets = [a for a in arguments if a.is_mutated]
+        if Tag.inplace in tags:
+            targets = [a for a in arguments if not a.kwarg_only][:1]
+        if len(targets) == len(returns):
+            returns = tuple(Return(r.type, target.alias) for r, target in zip(returns, targets, strict=True))
+    schema = Schema(arguments, returns)
+    if Tag.inplace in tags or Tag.out in tags:
         check_tags(schema, tags, op=reader.op, where=where(fn))
-    else:
-        schema = Schema(arguments, returns)
     if is_plain and reader.is_plain:
         return Inferred(schema, tags, None)
-    return Inferred(schema, tags, Signature(parameters, result, returns_plainly=is_plain))
+    return Inferred(schema, tags, Signature(tuple(parameters), result, returns_plainly=is_plain))
 
 
 class _Reader:
@@ -324,6 +189,15 @@ class _Reader:
         self.argument: str | None = None
         #: Are all parameters plain?
         self.is_plain = True
+        #: The paths in ``mutates_args``; None for "unknown".
+        self.mutated: tuple[str, ...] | None = ()
+        self.positional: list[Argument] = []
+        self.keyword_only: list[Argument] = []
+        #: The path of each argument, by its name.
+        self.paths: dict[str, str] = {}
+        #: The leaves that hold tensors; and do annotations say of one that the op writes to it?
+        self.tensors: list[Leaf] = []
+        self.has_marks = False
         try:
             self.signature = inspect.signature(fn)
         except (ValueError, TypeError) as error:
@@ -361,9 +235,9 @@ class _Reader:
         self.argument = name
         annotation = self.resolve(parameter.annotation)
         default = REQUIRED if default is inspect.Parameter.empty else default
-        type_ = param_type(annotation) if kind in _NAMED else None
+        type_ = schema_type(annotation) if kind in _NAMED else None
         if default is None:  # `k: int = None` is meant as Optional[int]
-            type_ = param_type(Optional[annotation]) or type_
+            type_ = schema_type(Optional[annotation]) or type_
         if type_ is not None and not (type_ == "ScalarType[]" and _torch.schema.dtypes_in_lists_are_numbers()):
             node: Node = Leaf(name, name, type_, default=default)
         elif kind is inspect.Parameter.VAR_POSITIONAL:
@@ -400,11 +274,11 @@ class _Reader:
         annotation = self.resolve(self.signature.return_annotation)
         if annotation is None or annotation is type(None):
             return None, (), True
-        type_ = return_type(annotation)
+        type_ = schema_type(annotation, returns=True)
         if type_ is not None:
             return Leaf("result", "", type_), (Return(type_),), True
         items = typing.get_args(annotation) if typing.get_origin(annotation) is tuple else ()
-        types_ = [return_type(item) for item in items]
+        types_ = [schema_type(item, returns=True) for item in items]
         if types_ and None not in types_:  # each item is one return
             fields: dict[str, Node] = {str(i): Leaf(f"result_{i}", f"[{i}]", str(t)) for i, t in enumerate(types_)}
             node: Node = Group("result", "", TupleForm(tuple, tuple(fields)), fields)
@@ -441,7 +315,119 @@ class _Reader:
         if origin is typing.Annotated:
             inner = self.resolve(annotation.__origin__)
             return annotation if inner is annotation.__origin__ else annotated(inner, annotation.__metadata__)
-        resolved = tuple(self.resolve(item) for item in items)
-        if all(new is old for new, old in zip(resolved, items, strict=True)):
-            return annotation
-        return Union[resolved] if origin in (Union, types.UnionType) else types.GenericAlias(origin, resolved)
+        return with_items(annotation, items, tuple(self.resolve(item) for item in items))
+
+    # From parameters to the arguments of a schema: order, default values, and what is written -----------------------
+
+    def arguments(self, parameters: Iterable[Parameter]) -> tuple[Argument, ...]:
+        """The arguments of the op.
+
+        A field with a default is a keyword-only argument: one that is added later moves no other. Old exported programs
+        go on to work: torch replays positional arguments in order, and would give it the value of the next.
+        """
+        for parameter in parameters:
+            by_keyword = parameter.kind in BY_KEYWORD
+            if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
+                # A list of the rest has no default, so it cannot stand behind arguments that have one.
+                by_keyword = any(each.has_default for each in self.positional)
+            self._add(parameter.node, None, self.keyword_only if by_keyword else self.positional)
+        return (*self.positional, *self.keyword_only)
+
+    def _add(
+        self,
+        node: Node,
+        values: Values | None,
+        into: list[Argument],
+        *,
+        in_optional: bool = False,
+        is_field: bool = False,
+    ) -> None:
+        """Add the arguments of a node. `values` has the defaults of its leaves, if the whole has a default."""
+        if node.default is not REQUIRED:
+            into = self.keyword_only if is_field else into
+            if values is None and isinstance(node, Leaf) and node.codec is AS_IT_IS:
+                values = {node.name: node.default}
+            elif values is None:
+                if (wrong := misfit(node, node.default, self.op)) is not None:
+                    path, value, expected, fix = wrong
+                    problem = "None is not allowed" if value is None else f"it is not {expected}"
+                    self._bad_default(path, value, problem, expected, fix)
+                values = node.take_apart(node.default)
+                for leaf in node.leaves:
+                    if not leaf.is_plain and values[leaf.name] is not None:
+                        values[leaf.name] = lowered(leaf.codec, values[leaf.name], self.op)
+        if not isinstance(node, Group):
+            for leaf in (node,) if isinstance(node, Leaf) else node.leaves:
+                self._add_leaf(leaf, REQUIRED if values is None else values[leaf.name], into, in_optional)
+            return
+        is_absent = False
+        if node.given is not None:
+            self._add_leaf(node.given, REQUIRED if values is None else values[node.given.name], into, False)
+            in_optional, is_absent = True, values is not None and not values[node.given.name]
+        for each in node.fields.values():
+            of_field = is_absent and each.default is not REQUIRED
+            self._add(each, None if of_field else values, into, in_optional=in_optional, is_field=True)
+
+    def _bad_default(self, path: str, given: Any, problem: str, expected: str, fix: str) -> NoReturn:
+        problem = f"parameter {path} has an unsupported default: {problem}"
+        self.fail(problem, expected=expected.replace("SymInt", "int"), got=brief(given), fix=fix)
+
+    def _add_leaf(self, leaf: Leaf, default: Any, into: list[Argument], in_optional: bool) -> None:
+        name, path, type_ = leaf.name, leaf.path, leaf.optional().type if in_optional else leaf.type
+        if name in self.paths:
+            paths = (self.paths[name], path)
+            self.fail(f"parameters {paths[0]} and {paths[1]} both are {name} in the schema",
+                      fix=f"another name for {min(paths, key=lambda path: not path.isidentifier())}")  # fmt: skip
+        is_written = leaf.is_mutated
+        self.has_marks = self.has_marks or is_written
+        if leaf.type.startswith("Tensor"):
+            self.tensors.append(leaf)
+            is_written = is_written or self.mutated is None
+            for each in self.mutated or ():
+                is_written = is_written or is_part(path, each)
+        alias = Alias(frozenset({f"a{len(self.paths)}"}), write=True) if is_written else None
+        self.paths[name] = path
+        given = default
+        if default is not REQUIRED:
+            if (problem := default_problem(type_, default)) is not None:
+                self._bad_default(path, default, problem, type_, plain_fix(type_, path, default))
+            default = converted(row_of(type_).canonical_default, default)
+        argument = Argument(type_, alias, name, default, into is self.keyword_only, path=path)
+        if argument.has_default and argument.default_text is None:  # None stands for it in the text
+            if type_.endswith("?") and not in_optional:
+                self.fail(
+                    f"parameter {path} has an unsupported default: schema text cannot hold it, and None has its own "
+                    "meaning here",
+                    expected=type_,
+                    got=brief(given),
+                    fix=f"drop Optional[...] from {path}, or default to None and fill the value in the kernel",
+                )
+            type_ = f"{type_.removesuffix('?')}?"
+            argument = replace(argument, type=type_, default_is_none_in_text=True)
+        into.append(argument)
+
+    def check_mutated(self, parameters: list[Parameter]) -> None:
+        """Raise unless each name in ``mutates_args`` is of a parameter, or a path in one, and annotations agree."""
+        given, tensors = self.mutated or (), self.tensors
+        for leaf in tensors if self.has_marks else ():
+            if leaf.is_mutated != any(is_part(leaf.path, path) for path in given):
+                self.fail(
+                    f"mutates_args and the annotations disagree on whether {leaf.path} is written",
+                    expected=f"{leaf.path} in both, or in none",
+                    fix="leave mutates_args out",
+                )
+        known = [each.name for each in parameters]
+        wrong = {name for name in given if not any(is_part(leaf.path, name) for leaf in tensors)}
+        if missing := wrong.difference(known):
+            listed, paths = ", ".join(sorted(map(repr, missing))), [leaf.path for leaf in tensors]
+            near = difflib.get_close_matches(min(missing), paths, n=1, cutoff=0.3) or paths
+            self.fail(
+                f"{{{listed}}} in mutates_args were not found among the parameters",
+                got=f"({', '.join(known)})",
+                fix=f"mutates_args=({near[0]!r},)" if near else "mutates_args=()",
+            )
+        for name in wrong:
+            self.fail(
+                f"parameter {name} is in mutates_args, but only Tensors or collections of Tensors can be mutated",
+                fix=f"leave {name} out of mutates_args",
+            )

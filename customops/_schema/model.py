@@ -2,39 +2,17 @@
 
 from __future__ import annotations
 
-import functools
 import keyword
-import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from functools import cached_property
+from typing import Any, Final, NamedTuple
 
 from torch import Tensor
 
-from customops._schema.types import ROWS, TypeRow, default_text, item_type
+from customops._schema.types import default_text
 from customops.errors import DefinitionError, UnsupportedError, brief
-
-# `functools.cached_property` without a lock, which is most of its cost before Python 3.12 -----------------------------
-
-T = TypeVar("T")
-
-if TYPE_CHECKING or sys.version_info >= (3, 12):
-    cached_property = functools.cached_property
-else:
-
-    class cached_property(functools.cached_property[T]):
-        """A property that is computed once. Two threads may both compute it; the values are equal."""
-
-        def __get__(self, instance: Any, owner: type[Any] | None = None) -> Any:
-            if instance is None:
-                return self
-            value = instance.__dict__[self.attrname] = self.func(instance)
-            return value
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# `Schema`: arguments, returns and alias sets of an op. See `parse` for its text, `infer` for type hints
 
 
 class _Required(Enum):
@@ -66,6 +44,8 @@ class Typed:
     type: str
     alias: Alias | None = None
     type_text: str = field(init=False, repr=False, compare=False)
+    #: What the text of a schema says of it.
+    text: str = field(init=False, repr=False, compare=False)
     is_optional: bool = field(init=False, repr=False, compare=False)
     is_list: bool = field(init=False, repr=False, compare=False)
     is_tensor: bool = field(init=False, repr=False, compare=False)
@@ -77,8 +57,10 @@ class Typed:
         type_, alias = self.type, self.alias
         is_tensor, is_list = type_ in ("Tensor", "Tensor?"), type_.endswith(("]", "]?"))
         is_tensor_list = is_list and type_.startswith(("Tensor[", "Tensor?["))
+        type_text = type_ if alias is None else type_.replace("Tensor", f"Tensor({alias})", 1)
         vars(self).update(  # the instance is frozen
-            type_text=type_ if alias is None else type_.replace("Tensor", f"Tensor({alias})", 1),
+            type_text=type_text,
+            text=type_text,
             is_optional=type_.endswith("?"),
             is_list=is_list,
             is_tensor=is_tensor,
@@ -87,11 +69,8 @@ class Typed:
             is_mutated=alias is not None and alias.write,
         )
 
-    @cached_property
-    def row(self) -> TypeRow | None:
-        """The row of the type, or of the items of a list; None of a type without one."""
-        type_ = self.type.removesuffix("?")
-        return ROWS.get((item_type(type_) or type_).removesuffix("?"))
+    def __str__(self) -> str:
+        return self.text
 
 
 @dataclass(frozen=True)
@@ -107,39 +86,30 @@ class Argument(Typed):
     #: What it is in the signature, ``config.block``; "" where that is the name.
     path: str = field(default="", compare=False, repr=False)
     has_default: bool = field(init=False, repr=False, compare=False)
+    #: The default as schema text; None where the schema language has no word for it.
+    default_text: str | None = field(init=False, repr=False, compare=False)
     #: The variable that holds it in generated functions, where ``$`` starts a name that no argument has.
     variable: str = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        text, written, has_default = f"{self.type_text} {self.name}", None, self.default is not REQUIRED
+        if has_default:
+            written = default_text(self.type, self.default)
+            text += f"={None if self.default_is_none_in_text else written}"
         is_keyword = keyword.iskeyword(self.name) or self.name == "__debug__"
-        vars(self).update(
-            has_default=self.default is not REQUIRED, variable=f"${self.name}" if is_keyword else self.name
-        )
-
-    @cached_property
-    def default_text(self) -> str | None:
-        """The default as schema text; None where the schema language has no word for it."""
-        return default_text(self.type, self.default)
+        variable = f"${self.name}" if is_keyword else self.name
+        vars(self).update(text=text, has_default=has_default, default_text=written, variable=variable)
 
     @property
     def shown(self) -> str:
         """The name that the author of the op knows."""
         return self.path or self.name
 
-    def __str__(self) -> str:
-        text = f"{self.type_text} {self.name}"
-        if not self.has_default:
-            return text
-        return f"{text}={None if self.default_is_none_in_text else self.default_text}"
-
 
 @dataclass(frozen=True)
 class Return(Typed):
     """A return. One of type ``(Tensor)`` is a tuple of length one."""
-
-    def __str__(self) -> str:
-        return self.type_text
 
 
 class CallShape(NamedTuple):
@@ -160,28 +130,6 @@ class CallShape(NamedTuple):
     #: not get to a kernel of a device.
     may_be_none: frozenset[str]
 
-    @classmethod
-    def of(cls, schema: Schema) -> CallShape:
-        always = max([0, *[i for i, a in enumerate(schema.positional, 1) if not a.has_default]])
-        for argument in schema.keyword_only:
-            if argument.variable != argument.name:
-                raise UnsupportedError(
-                    f"a keyword-only argument cannot be named {argument.name!r}: that is a Python keyword",
-                    argument=argument.name,
-                    fix="rename it, or make it positional",
-                )
-        at_end = [i >= always for i in range(len(schema.positional))]
-        is_only_tensor = len(schema.tensors) == 1
-        return cls(
-            arguments=(*schema.positional, *schema.keyword_only),
-            positional=tuple([argument.variable for argument in schema.positional]),
-            named=tuple([f"{argument.name}={argument.name}" for argument in schema.keyword_only]),
-            tensors=tuple([argument.variable for argument in schema.tensors]),
-            always=always,
-            may_be_left_out=(*at_end, *[argument.has_default for argument in schema.keyword_only]),
-            may_be_none=frozenset([a.name for a in schema.arguments if a.type != "Tensor" or not is_only_tensor]),
-        )
-
 
 @dataclass(frozen=True)
 class Schema:
@@ -189,6 +137,7 @@ class Schema:
 
     arguments: tuple[Argument, ...]
     returns: tuple[Return, ...]
+    text: str = field(init=False, repr=False, compare=False)
     positional: tuple[Argument, ...] = field(init=False, repr=False, compare=False)
     keyword_only: tuple[Argument, ...] = field(init=False, repr=False, compare=False)
     mutated: tuple[Argument, ...] = field(init=False, repr=False, compare=False)
@@ -201,45 +150,58 @@ class Schema:
     is_view: bool = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        positional, keyword_only = list[Argument](), list[Argument]()
+        positional, keyword_only, parts, named = list[Argument](), list[Argument](), list[str](), ["*"]
         mutated, tensors, keyword_only_tensors = list[Argument](), list[Argument](), list[Argument]()
         for argument in self.arguments:
             (keyword_only if argument.kwarg_only else positional).append(argument)
+            (named if argument.kwarg_only else parts).append(argument.text)
             mutated += [argument] * argument.is_mutated
             tensors += [argument] * argument.holds_tensors
             keyword_only_tensors += [argument] * (argument.holds_tensors and argument.kwarg_only)
+        returns, is_view = list[str](), False
+        for ret in self.returns:
+            returns.append(ret.text)
+            is_view = is_view or (ret.alias is not None and not ret.alias.write)
+        is_alone = len(returns) == 1 and not returns[0].startswith("(")
+        result = returns[0] if is_alone else f"({', '.join(returns)})"
         vars(self).update(  # the instance is frozen
+            text=f"({', '.join([*parts, *named] if keyword_only else parts)}) -> {result}",
             positional=tuple(positional),
             keyword_only=tuple(keyword_only),
             mutated=tuple(mutated),
             tensors=tuple(tensors),
             operands=(*positional, *keyword_only_tensors),
-            is_view=True in [ret.alias is not None and not ret.alias.write for ret in self.returns],
+            is_view=is_view,
         )
 
     def __str__(self) -> str:
-        return self._text
-
-    @cached_property
-    def _text(self) -> str:
-        parts = [str(argument) for argument in self.positional]
-        if self.keyword_only:
-            parts += ["*", *map(str, self.keyword_only)]
-        if len(self.returns) == 1:
-            (only,) = self.returns
-            returns = f"({only})" if only.type.startswith("(") else str(only)
-        else:
-            returns = f"({', '.join(map(str, self.returns))})"
-        return f"({', '.join(parts)}) -> {returns}"
+        return self.text
 
     @cached_property
     def exact_key(self) -> tuple[Any, ...]:
         """Equal for schemas that are the same to the last default: ``==`` does not tell 1 from 1.0 and True."""
-        return self._text, *[(type(a.default), repr(a.default)) for a in self.arguments if a.has_default]
+        return self.text, *[(type(a.default), repr(a.default)) for a in self.arguments if a.has_default]
 
     @cached_property
     def call(self) -> CallShape:
-        return CallShape.of(self)
+        always = max([0, *[i for i, a in enumerate(self.positional, 1) if not a.has_default]])
+        for argument in self.keyword_only:
+            if argument.variable != argument.name:
+                raise UnsupportedError(
+                    f"a keyword-only argument cannot be named {argument.name!r}: that is a Python keyword",
+                    argument=argument.name,
+                    fix="rename it, or make it positional",
+                )
+        at_end = [i >= always for i in range(len(self.positional))]
+        return CallShape(
+            arguments=(*self.positional, *self.keyword_only),
+            positional=tuple([argument.variable for argument in self.positional]),
+            named=tuple([f"{argument.name}={argument.name}" for argument in self.keyword_only]),
+            tensors=tuple([argument.variable for argument in self.tensors]),
+            always=always,
+            may_be_left_out=(*at_end, *[argument.has_default for argument in self.keyword_only]),
+            may_be_none=frozenset([a.name for a in self.arguments if a.type != "Tensor" or len(self.tensors) > 1]),
+        )
 
     @cached_property
     def is_functional(self) -> bool:
@@ -311,14 +273,11 @@ def names_in(given: Names, what: str, op: str) -> tuple[str, ...]:
     Raises:
         DefinitionError: it holds something else.
     """
-    names = (given,) if isinstance(given, str) or not isinstance(given, Iterable) else tuple(given)
-    if not all(isinstance(name, str) for name in names):
-        raise DefinitionError(
-            f"{what}= must be the name of an argument, or a tuple of names",
-            op=op,
-            got=brief(given),
-            fix=f'e.g. {what}="x" or {what}=("x", "y")',
-        )
+    names: tuple[Any, ...] = (given,) if isinstance(given, str) or not isinstance(given, Iterable) else tuple(given)
+    for name in names:
+        if not isinstance(name, str):
+            problem = f"{what}= must be the name of an argument, or a tuple of names"
+            raise DefinitionError(problem, op=op, got=brief(given), fix=f'e.g. {what}="x" or {what}=("x", "y")')
     return names
 
 

@@ -65,8 +65,27 @@ class Named(_torch.schema.OpaqueBase, Generic[T]):  # type: ignore[misc]
         if not isinstance(name, str) or not name:
             raise DefinitionError("Named takes a text that is not empty", got=brief(name))
         self._name = name
-        if target is not None:
-            _bind(name, target, replace)
+        if target is None:
+            return
+        try:
+            held = weakref.ref(target, functools.partial(_release, name))
+        except TypeError:
+            raise DefinitionError(
+                f"a {type(target).__name__} cannot be the target of a name: it is held weakly",
+                argument=name,
+                fix="make it an attribute of an object of a class of yours, and name that",
+            ) from None
+        with _lock:
+            before = _bound.get(name)
+            other = None if before is None else before.target()
+            if before is not None and other is not None and other is not target and not replace:
+                raise DefinitionError(
+                    f"the name {name!r} stands for another object",
+                    expected="a name that is free",
+                    got=f"a {type(other).__name__}, named at {before.where}",
+                    fix="take another name, or pass replace=True",
+                )
+            _bound[name] = _Bound(held, user_source())
 
     @property
     def name(self) -> str:
@@ -110,28 +129,6 @@ class Named(_torch.schema.OpaqueBase, Generic[T]):  # type: ignore[misc]
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self._name,)
-
-
-def _bind(name: str, target: Any, replace: bool) -> None:
-    try:
-        held = weakref.ref(target, functools.partial(_release, name))
-    except TypeError:
-        raise DefinitionError(
-            f"a {type(target).__name__} cannot be the target of a name: it is held weakly",
-            argument=name,
-            fix="make it an attribute of an object of a class of yours, and name that",
-        ) from None
-    with _lock:
-        before = _bound.get(name)
-        other = None if before is None else before.target()
-        if before is not None and other is not None and other is not target and not replace:
-            raise DefinitionError(
-                f"the name {name!r} stands for another object",
-                expected="a name that is free",
-                got=f"a {type(other).__name__}, named at {before.where}",
-                fix="take another name, or pass replace=True",
-            )
-        _bound[name] = _Bound(held, user_source())
 
 
 def _release(name: str, target: weakref.ref[Any]) -> None:

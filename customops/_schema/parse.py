@@ -11,7 +11,7 @@ from typing import Any
 
 from customops import _torch
 from customops._schema.model import REQUIRED, Alias, Argument, Return, Schema
-from customops._schema.types import python_default
+from customops._schema.types import converted, row_of
 from customops.errors import SchemaError, brief
 
 
@@ -70,7 +70,9 @@ def from_dispatcher(parsed: Any) -> Schema:
     arguments = []
     for part, argument in zip([part for part in parts if part != "*"], parsed.arguments, strict=True):
         type_ = _split(part, " ")[0]
-        default = python_default(type_, argument.default_value) if argument.has_default_value() else REQUIRED
+        default: Any = REQUIRED
+        if argument.has_default_value():
+            default = converted(row_of(type_).read_default, argument.default_value)
         type_, alias = _split_alias(type_)
         arguments.append(Argument(type_, alias, argument.name, default, argument.kwarg_only))
     return Schema(tuple(arguments), tuple([Return(*_split_alias(_split(part, " ")[0])) for part in returns]))

@@ -76,12 +76,6 @@ def check_tags(schema: Schema, tags: tuple[torch.Tag, ...], **context: str) -> N
         raise SchemaError(problem, got=str(schema), **context)
 
 
-def with_pt2_compliant(tags: tuple[torch.Tag, ...]) -> tuple[torch.Tag, ...]:
-    """The tags of an op that torch.compile may rely on."""
-    compliant = torch.Tag.pt2_compliant_tag
-    return (compliant, *[tag for tag in tags if tag is not compliant])
-
-
 # What compilers have to keep of the strides of an op's tensors, by name -----------------------------------------------
 
 #: "needs_contiguous": the kernel gets contiguous tensors. "exact_strides": it gets the strides that it would get
@@ -102,7 +96,7 @@ def tags_of(given: Tags, layout: Any, op: str) -> tuple[torch.Tag, ...]:
     Raises:
         DefinitionError, TagError: as `normalize_tags`; or there is no such layout, or a tag says another one.
     """
-    tags = with_pt2_compliant(normalize_tags(given))
+    tags = tuple(dict.fromkeys((torch.Tag.pt2_compliant_tag, *normalize_tags(given))))
     if layout is None:
         return tags
     if not isinstance(layout, str) or layout not in _TAGS:

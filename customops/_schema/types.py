@@ -105,7 +105,7 @@ def device_problem(value: torch.device | str) -> str | None:
     return None
 
 
-# The types of arguments and returns: a row for each, with all that the package knows of it ----------------------------
+# Rows -----------------------------------------------------------------------------------------------------------
 
 #: A type, and one that may be None: the dispatcher takes both of any type.
 _ALONE = ("", "?")
@@ -341,15 +341,15 @@ for _row in ROWS.values():
     SUPPORTED_RETURN_TYPES |= hints_of(_row, returns=True)
 
 
-def param_type(annotation: Any) -> str | None:
-    """The schema type of a hint of a parameter, or None."""
+def schema_type(annotation: Any, *, returns: bool = False) -> str | None:
+    """The schema type of a hint of a parameter, or of a return, or None."""
     try:
-        known = SUPPORTED_PARAM_TYPES.get(annotation)
+        known = (SUPPORTED_RETURN_TYPES if returns else SUPPORTED_PARAM_TYPES).get(annotation)
     except TypeError:  # an unhashable annotation is no key of the table
         known = None
-    if known is None and not (isinstance(annotation, type) and issubclass(annotation, enum.Enum)):
+    if known is None and (returns or not (isinstance(annotation, type) and issubclass(annotation, enum.Enum))):
         # Enums are opaque types of some versions of torch. Here all have the same schema, with the member's name.
-        return _torch.schema.opaque_type_name(annotation)
+        return _torch.schema.opaque_type_name(annotation, as_return=returns)
     return known
 
 
@@ -360,15 +360,6 @@ def hint_of(type_: str) -> Any:
     known = [hint for hint, text in SUPPORTED_PARAM_TYPES.items() if text == type_]
     lists = [hint for hint in known if typing.get_origin(hint) is list and str(hint).startswith("list")]
     return next(iter(lists or known), type_)
-
-
-def return_type(annotation: Any) -> str | None:
-    """The schema type of a hint of a return, or None."""
-    try:
-        known = SUPPORTED_RETURN_TYPES.get(annotation)
-    except TypeError:
-        known = None
-    return known or _torch.schema.opaque_type_name(annotation, as_return=True)
 
 
 def tuple_to_list(tuple_type: Any) -> Any:
@@ -391,10 +382,10 @@ def default_problem(type_: str, default: Any) -> str | None:
     if default is None:
         return None if type_.endswith("?") else f"None is not a {type_}: make the type Optional[...]"
     base = type_.removesuffix("?")
-    item = item_type(base)
-    if item is not None:
+    if base.endswith("]"):
         if not isinstance(default, (list, tuple)):
             return f"expected a list, got {type(default).__name__}"
+        item = base[: base.rindex("[")]
         return next((problem for value in default if (problem := default_problem(item, value))), None)
     row = ROWS.get(base)
     if row is None or not isinstance(default, row.defaults):
@@ -415,18 +406,11 @@ def default_text(type_: str, value: Any) -> str | None:
     return None if None in parts else f"[{', '.join(map(str, parts))}]"
 
 
-def dispatched(type_: str, default: Any) -> Any:
-    """`default` as the dispatcher hands it over where a later argument is given: ``3`` for a float is ``3.0``."""
-    return _converted(row_of(type_).canonical_default, default)
+def converted(convert: Callable[[Any], Any] | None, value: Any) -> Any:
+    """A default in another form of its row, `canonical_default` or `read_default`; each item, of a list.
 
-
-def python_default(type_: str, value: Any) -> Any:
-    """A default that the dispatcher holds, in the form in which kernels receive it: dtypes and devices as objects."""
-    return _converted(row_of(type_).read_default, value)
-
-
-def _converted(convert: Any, value: Any) -> Any:
-    """A value, or each one of a list, in another form; None stays None. A list becomes a tuple, which cannot change."""
+    None stays None. A list becomes a tuple, which cannot change.
+    """
     if isinstance(value, (list, tuple)):
-        return tuple(_converted(convert, item) for item in value)
+        return tuple(converted(convert, item) for item in value)
     return value if convert is None or value is None else convert(value)

@@ -15,7 +15,7 @@ from torch.library import get_ctx as get_ctx
 
 from customops import _torch
 from customops._autograd.rule import AutogradRule
-from customops._codegen import autograd
+from customops._codegen import kernel as codegen
 from customops._dispatch.callbacks import Fn, bind
 from customops._dispatch.names import RESERVED_NAMESPACES, Name, own_name
 from customops._dispatch.operator import OperatorHandle, OpSpec, Options
@@ -31,7 +31,6 @@ from customops._schema.infer import infer_schema as infer_schema
 from customops._schema.infer import read
 from customops._schema.model import Schema
 from customops._schema.parse import parse
-from customops._schema.tags import with_pt2_compliant
 from customops.errors import (
     AutogradError,
     DefinitionError,
@@ -167,7 +166,7 @@ class GatedAutograd(AutogradRule):
 def install_gate(operator: OperatorHandle, pair: Pair) -> Registration:
     """Put the kernel that refuses calls at Autograd; a formula's takes its place."""
     overload, after = operator.overload, _torch.dispatcher.after_autograd
-    any_requires_grad = autograd.any_requires_grad(operator.schema)
+    any_requires_grad = codegen.any_requires_grad(operator.schema)
 
     def gate(keyset: Any, /, *args: Any, **kwargs: Any) -> Any:
         has_tangent = _torch.autograd.forward_ad_active() and _torch.autograd.any_tangent((*args, *kwargs.values()))
@@ -279,7 +278,7 @@ def define(qualname: str, fn: Fn | None, text: str | None, tags: tuple[torch.Tag
         raise DefinitionError("no argument may be named 'self'", op=op, got=str(schema), fix="rename it")
     if text is not None and fn is not None:
         _check_signature(fn, schema, op)
-    options, tags = Options(check_policy(None, op)), with_pt2_compliant(tags)
+    options, tags = Options(check_policy(None, op)), tuple(dict.fromkeys((torch.Tag.pt2_compliant_tag, *tags)))
     spec = OpSpec(name, schema, tags, text, missing_kernel(name), options=options, source=user_source())
     pair = Pair(op, schema)
     with lock:
