@@ -360,10 +360,7 @@ def separate_reads(reinplace: Any) -> None:
                         copy = graph.call_function(torch.ops.aten.clone.default, (read,))
                     with value.fake_mode:
                         copy.meta["val"] = value.clone()
-
-                    def swap(each: torch.fx.Node, read: torch.fx.Node = read, copy: torch.fx.Node = copy) -> Any:
-                        return copy if each is read else each
-
+                    swap = functools.partial(_swapped, read, copy)
                     node.kwargs = {
                         name: given if name == "_all_bases" else torch.fx.map_arg(given, swap)
                         for name, given in node.kwargs.items()
@@ -371,6 +368,10 @@ def separate_reads(reinplace: Any) -> None:
         original(graph)
 
     reinplace.reinplace_inplaceable_ops_core = core
+
+
+def _swapped(old: torch.fx.Node, new: torch.fx.Node, each: torch.fx.Node) -> torch.fx.Node:
+    return new if each is old else each
 
 
 def _arguments(node: torch.fx.Node, *, written: bool) -> Iterator[torch.fx.Node]:

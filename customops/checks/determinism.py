@@ -174,23 +174,23 @@ _ALLOCATING = (
 @contextmanager
 def _filling(names: Sequence[tuple[Any, str]], fill: Callable[[Any], Any]) -> Iterator[None]:
     """What the functions of these names of modules and classes return is filled."""
-
-    def and_fill(make: Callable[..., Any]) -> Callable[..., Any]:
-        def empty(*args: Any, **kwargs: Any) -> Any:
-            made = make(*args, **kwargs)
-            fill(made)
-            return made
-
-        return empty
-
     before = [(owner, name, getattr(owner, name)) for owner, name in names]
     try:
         for owner, name, make in before:
-            setattr(owner, name, and_fill(make))
+            setattr(owner, name, _and_fill(make, fill))
         yield
     finally:
         for owner, name, make in before:
             setattr(owner, name, make)
+
+
+def _and_fill(make: Callable[..., Any], fill: Callable[[Any], Any]) -> Callable[..., Any]:
+    def empty(*args: Any, **kwargs: Any) -> Any:
+        made = make(*args, **kwargs)
+        fill(made)
+        return made
+
+    return empty
 
 
 def _mark_of(tensor: torch.Tensor) -> float:
