@@ -29,7 +29,7 @@ from customops._dispatch.results import of_environment
 from customops._dispatch.scopes import in_scope, outside_scopes, record_in_scope
 from customops._dispatch.spec import OpSpec, Options
 from customops._op.methods import REGISTRATIONS, Register
-from customops._rules import Rules, graph_calls
+from customops._rules import Rules, compilers
 from customops._rules.fake import Like
 from customops._rules.out import samples_with_out
 from customops._schema.model import Names, Schema
@@ -332,10 +332,10 @@ class CustomOpDef(Described[P], Register[P, R]):
                     kernel.current_kernel.unchecked = True
                     if kernel.current_kernel.direct is not None:
                         generate_again(kernel.current_kernel.direct, when=options.check)
-            self._rules.autograd.regenerate()
+            self._rules.autograd._changed()
         self._choose_call()
         if before.direct_in_graphs != options.direct_in_graphs:
-            graph_calls.bind(operator)
+            compilers.bind_direct_calls(operator)
         operator.recompile()
 
     def _compute_entry(self) -> None:

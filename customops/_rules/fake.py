@@ -16,8 +16,7 @@ from torch import Tensor
 from customops import _torch
 from customops._dispatch import names
 from customops._dispatch.callbacks import Fill, Fn, bind_kernel, filler
-from customops._dispatch.operator import OperatorHandle
-from customops._dispatch.registrations import Registration, Slots, Undo
+from customops._dispatch.registrations import Registration, Undo
 from customops._dispatch.results import (
     ResultCheck,
     inplace_error,
@@ -26,6 +25,7 @@ from customops._dispatch.results import (
     structure_check,
     tensors_in,
 )
+from customops._dispatch.rule import Rule
 from customops._dispatch.spec import OpSpec
 from customops._rules.out import asking
 from customops._schema.model import Return, Schema
@@ -47,29 +47,24 @@ from customops.errors import (
 __tracebackhide__ = True  # pytest leaves the frames out
 
 
-class FakeRule:
-    """The fake of one op."""
+class FakeRule(Rule[None, Fn]):
+    """The fake of one op. Without one, the function that comes with the op says how to register it."""
 
-    operator: OperatorHandle
-    #: What is there without being registered: without a fake it says how to register one.
     _with_op: tuple[None, ...] = (None,)
-
-    def __init__(self) -> None:
-        self._slots: Slots[None, Fn] = Slots(self._install_trampoline, self._tell_torch)
-        #: What is called as long as none is registered.
-        self.default: Fn | None = None
-        #: What became of the one of an op that this one replaced; "" if that had none.
-        self.lost = ""
+    #: What is called as long as none is registered.
+    default: Fn | None = None
+    #: What became of the one of an op that this one replaced; "" if that had none.
+    lost = ""
 
     def follow(self, old: FakeRule, place: str) -> None:
         """The op of another rule was replaced by this one's, at a place."""
-        source = old._slots.source(None)
+        source = old.source(None)
         replaced = f"the one registered at {source} is of the op that was replaced by the definition at {place}"
         self.lost = replaced if source else old.lost
 
     @property
     def fn(self) -> Fn | None:
-        registered = self._slots.values.get(None)
+        registered = self.values.get(None)
         return registered if registered is not None else self._kernel
 
     @functools.cached_property
@@ -79,10 +74,6 @@ class FakeRule:
         if not spec.traceable or spec.kernel is None or self.trivial():
             return None
         return bind_kernel(spec.kernel, spec.schema, spec.qualname, "kernel")
-
-    def bind(self, operator: OperatorHandle) -> None:
-        self.operator = operator
-        self._slots.reset(with_op=self._with_op if operator.has_own_rules else ())
 
     @functools.cached_property
     def _by_schema(self) -> tuple[Fill | None, ResultCheck, Fn | None]:
@@ -101,7 +92,7 @@ class FakeRule:
                 fix="register fakes for those ops, or define this one below autograd (CompositeExplicitAutograd)",
             )
         if not allow_override:
-            record, source = _torch.library.fake_record(op), self._slots.source(None)
+            record, source = _torch.library.fake_record(op), self.source(None)
             known = _torch.library.torch_op_of(op)
             # For an op made by torch's own custom_op without a fake, one that raises is on record.
             if not source and record is not None and (known is None or known._abstract_fn is not None):
@@ -118,7 +109,7 @@ class FakeRule:
                     UserWarning,
                     stacklevel=user_stacklevel(),
                 )
-        return self._slots.set(None, fn, user_source())
+        return self.set(None, fn)
 
     def trivial(self) -> bool:
         """Does the schema alone say what comes out? (what was written to, or nothing)"""
@@ -139,7 +130,7 @@ class FakeRule:
             "that returns tensors like the kernel's, e.g. torch.empty_like(x)",
         )
 
-    def _install_trampoline(self, _: None, own_library: bool) -> Undo:
+    def _install(self, _: None, own_library: bool) -> Undo:
         """Put the function that calls the fake into torch's registry of fakes."""
         operator = self.operator
         misses = inplace_error if Tag.inplace in operator.tags else out_error
@@ -164,18 +155,18 @@ class FakeRule:
                     raise misses(operator.schema, op, result, fn, role="fake impl")
                 return expected
             except Exception as error:
-                said = _said(error, op)
-                if said is error:
+                clear = _for_dynamo(error, op)
+                if clear is error:
                     raise
-                raise said from None
+                raise clear from None
 
         fn = _torch.dynamo.outside_dynamo(fake)
         return operator.impl_fake(fn, operator.spec.source, own_library=own_library)
 
-    def _tell_torch(self) -> None:
+    def _changed(self) -> None:
         if self.operator.removed is None:  # else the name may be another op's by now
             self.operator.recompile()
-            source = self._slots.source(None) or self.operator.spec.source
+            source = self.source(None) or self.operator.spec.source
             _torch.library.set_fake_source(self.operator.qualname, source)
 
 
@@ -183,7 +174,7 @@ class FakeRule:
 _FAULTS = (AttributeError, NameError, KeyError, ValueError, RuntimeError, AssertionError, UnboundLocalError)
 
 
-def _said(error: Exception, op: str) -> Exception:
+def _for_dynamo(error: Exception, op: str) -> Exception:
     """What to raise for what a fake raised: where Dynamo would hide where and why, an error that says it."""
     if isinstance(error, CustomOpsError):
         return _torch.dynamo.said_plainly(error)
@@ -203,8 +194,8 @@ def _said(error: Exception, op: str) -> Exception:
         where=f"{frame.tb_frame.f_code.co_name} ({frame.tb_frame.f_code.co_filename}:{frame.tb_lineno})",
         fix=fix,
     )
-    said = _torch.dynamo.said_plainly(made, breaks=reads_data)
-    return error if said is made else said
+    shown = _torch.dynamo.said_plainly(made, breaks=reads_data)
+    return error if shown is made else shown
 
 
 # Fakes that are declared: each result is like an argument, but for what is said ---------------------------------------

@@ -205,7 +205,7 @@ def require_comparable(trial: Trial) -> None:
         raise NotExercised("the operator returns uninitialized memory")
     if any(tensor.is_nested for tensor in trial.tensors):
         raise NotExercised("nested tensors are not compared")
-    if trial.custom_op is not None and trial.custom_op._rules.effect.effects:
+    if trial.custom_op is not None and trial.custom_op._rules.effect.values:
         raise NotExercised("the operator is registered with a side effect")
 
 

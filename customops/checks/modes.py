@@ -51,7 +51,7 @@ def check(trial: Trial) -> None:
         if found is not None:
             raise CheckError(f"the operator returns another result {way}", op=trial.name, got=found, fix=_FIX)
     if trial.custom_op is not None:
-        for mode, rule in trial.custom_op._rules.torch_dispatch.rules.items():
+        for mode, rule in trial.custom_op._rules.torch_dispatch.values.items():
             if issubclass(mode, _torch.tensors.TorchDispatchMode):
                 _judge_rule(plain, mode, rule, expected)
 
