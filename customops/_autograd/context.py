@@ -245,16 +245,6 @@ def may_be_differentiated() -> bool:
     return torch.is_grad_enabled() or _torch.autograd.forward_ad_active()
 
 
-def guarded_in_jvp(ctx: Any, op: str) -> Any:
-    """The `ctx` of a jvp: if an outer transform differentiates it, untracked tensors raise at once."""
-    untracked = ctx._customops_untracked
-    if untracked is None:
-        return ctx
-    with torch.inference_mode(False):  # else no tangents are seen
-        is_differentiated = any(map(_torch.autograd.is_tracked_further_out, untracked.links))
-    return Guarded(ctx, op, in_jvp=True) if is_differentiated else ctx
-
-
 class UnpackedOnce:
     """A ctx, for one call of backward. Attributes go through to it; saved tensors are unpacked when first asked for.
 

@@ -157,18 +157,9 @@ class Layout:
             given = f"$list({variable})" if "[" in argument.type else variable
             if given != variable and may_be_none:
                 given = f"(None if {variable} is None else {given})"
-            callback_names = f"$grad_{name}", f"$like_{name}"
-            each = by_index[i] = NodeInput(
-                argument,
-                variable,
-                f"$length_{name}",
-                may_be_left_out,
-                may_be_none,
-                place,
-                needs,
-                given,
-                *callback_names,
-            )
+            expressions = place, needs, given, f"$grad_{name}", f"$like_{name}"
+            each = NodeInput(argument, variable, f"$length_{name}", may_be_left_out, may_be_none, *expressions)
+            by_index[i] = each
             self.measured += [each] * is_measured
         self.inputs = tuple([by_index[i] for i in range(len(self.operands))])
         self.in_order = list(by_index.values())[: len(self.order)]

@@ -12,14 +12,14 @@ from customops import _torch
 from customops._autograd import node_codegen
 from customops._autograd.context import (
     AS_IT_IS,
+    Guarded,
     Outputs,
     SetUp,
     flat_items,
-    guarded_in_jvp,
     materialize_zeros,
     set_materialize_grads,
 )
-from customops._autograd.gradient_checks import GradientCheck, OutputTangents
+from customops._autograd.gradient_checks import GradientCheck, check_tangents
 from customops._autograd.inplace import Mutation, written_tangent
 from customops._autograd.layout import (
     BackwardOptions,
@@ -353,7 +353,6 @@ def _missing(operator: OperatorHandle, *, is_jvp: bool = False) -> Fn:
 
 def _jvp(layout: Layout, op: str, formula: Formula) -> Fn:
     user_jvp, head = formula.fn, len(layout.head)
-    check = OutputTangents(layout, op, user_jvp)
 
     def jvp(ctx: Any, *given: Any) -> Any:
         flat, expected = given[head:], ctx._customops_expected
@@ -364,11 +363,14 @@ def _jvp(layout: Layout, op: str, formula: Formula) -> Fn:
             flat = tuple(map(materialize_zeros, flat, ctx._customops_zero_tangents))
         filled = dict(zip(indices, unflatten(flat, lengths), strict=True))
         tangents = [filled.get(i) if has else None for i, has in enumerate(layout.differentiable)]
-        result = _torch.autograd.call_jvp(
-            _torch.thread_state.call_without_autocast, user_jvp, guarded_in_jvp(ctx, op), *tangents
-        )
+        seen, untracked = ctx, ctx._customops_untracked
+        if untracked is not None:  # if an outer transform differentiates the jvp, untracked tensors raise at once
+            with torch.inference_mode(False):  # else no tangents are seen
+                if any(map(_torch.autograd.is_tracked_further_out, untracked.links)):
+                    seen = Guarded(ctx, op, in_jvp=True)
+        result = _torch.autograd.call_jvp(_torch.thread_state.call_without_autocast, user_jvp, seen, *tangents)
         results = result if isinstance(result, tuple) else (result,)
-        check.check(results, ctx._customops_results)
+        check_tangents(layout, op, user_jvp, results, ctx._customops_results)
         outputs = tuple(map(_torch.autograd.without_tangent, flatten(results, layout.list_outputs)[0]))
         if "_customops_writes" in ctx.__dict__:
             (mutated,) = flat_items(before.get(i) for i in ([0] if layout.in_place else layout.new_values))
