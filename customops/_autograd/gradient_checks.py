@@ -90,10 +90,7 @@ class InputGradients:
         flat: list[Any] = []
         for i, like in likes.items():
             name, gradient = inputs[i].shown, None if like is LEFT_OUT else gradients[i]
-            if like is LEFT_OUT:
-                flat.append(None)
-                given.append(None)
-            elif isinstance(like, list):
+            if isinstance(like, list):
                 items = [None] * len(like) if gradient is None else gradient
                 if not isinstance(items, (list, tuple)) or len(items) != len(like):
                     expects = f"a list of {len(like)} gradients"
@@ -105,7 +102,7 @@ class InputGradients:
                 none = f"None: the argument is a {inputs[i].type}"
                 raise self._misfit(name, none, _describe(gradient), "return None in its place")
             else:
-                flat.append(self._fitted(gradient, like, name, none_allowed))
+                flat.append(self._fitted(gradient, None if like is LEFT_OUT else like, name, none_allowed))
                 given.append(gradient)
         if all(map(operator.is_, flat, given)):
             self.compares.was_right()
@@ -193,8 +190,7 @@ def _text(metadata: Any) -> str:
     return f"shape {list(shape)}, {dtype}, {device}"
 
 
-def _made_of(gradient: Any) -> str:
-    """What turns something else into a gradient."""
+def _made_of(gradient: Any) -> str:  # what turns something else into a gradient
     if type(gradient).__module__ == "numpy":
         return "compute it with torch, or wrap the array: torch.from_numpy(gradient).to(grad.device)"
     if isinstance(gradient, (int, float)):
@@ -204,8 +200,7 @@ def _made_of(gradient: Any) -> str:
     return "return a Tensor like the input, or None if it has no gradient"
 
 
-def _remedy(got: Any, expected: Any) -> str:
-    """What turns a gradient into what was expected."""
+def _remedy(got: Any, expected: Any) -> str:  # what turns a gradient into what was expected
     (shape, _, device), (wanted, wanted_dtype, wanted_device) = got, expected
     if device != wanted_device:
         return f'gradient.to("{wanted_device}")'

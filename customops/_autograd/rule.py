@@ -262,8 +262,7 @@ class ActiveFormulas:
         }
         self.node: Node | None = None
 
-    def watched(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-        """The arguments that matter."""
+    def not_ignored(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
         if not self.ignores:
             return (*args, *kwargs.values())
         values = [value for i, value in enumerate(args) if i not in self.ignores]
@@ -420,12 +419,12 @@ def _general(rule: AutogradRule, operator: OperatorHandle) -> tuple[Fn, Autograd
                 return overload.redispatch(casting, *args, **kwargs)  # and comes back
 
         current = rule.current()
-        watched = current.watched(args, kwargs)
+        values = current.not_ignored(args, kwargs)
         may_have_tangents = may_have_tangents or (path.tangents_seen and _torch.autograd.tangents_may_hide())
-        has_tangents = may_have_tangents and _torch.autograd.any_tangent(watched)
+        has_tangents = may_have_tangents and _torch.autograd.any_tangent(values)
         if has_tangents and not path.tangents_seen:
             operator.saw_tangents()
-        is_recorded = torch.is_grad_enabled() and requires_grad(*watched)
+        is_recorded = torch.is_grad_enabled() and requires_grad(*values)
         if not (is_recorded or has_tangents):
             # The operations of the kernel are not to take along tangents that the op ignores.
             mode = _torch.dispatcher.below_autograd() if may_have_tangents and current.ignores else AS_IT_IS

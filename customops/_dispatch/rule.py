@@ -18,8 +18,9 @@ V = TypeVar("V")
 class _Entry(Registration, Generic[K, V]):
     """The registration of a value for a key; `source` is the ``file:line`` of it, "" for what comes with the op."""
 
-    def __init__(self, rule: Rule[K, V], key: K, value: V, source: str = "") -> None:
-        self.rule, self.key, self.value, self.source = rule, key, value, source
+    def __init__(self, rule: Rule[K, V], key: K, value: V, source: str | None) -> None:
+        self.rule, self.key, self.value = rule, key, value
+        self.source = user_source() if source is None else source
 
     def unregister(self) -> None:
         self.rule._unset(self)
@@ -74,12 +75,12 @@ class Rule(Generic[K, V]):
 
     def preset(self, key: K, value: V) -> None:
         """Enter a value that comes with the op."""
-        self._entries[key] = [_Entry(self, key, value)]
+        self._entries[key] = [_Entry(self, key, value, "")]
         self.values[key] = value
 
     def set(self, key: K, value: V, source: str | None = None) -> Registration:
         """Register a value for a key, at a ``file:line``; None: where the user's code is now."""
-        entry = _Entry(self, key, value, user_source() if source is None else source)
+        entry = _Entry(self, key, value, source)
         self._entries.setdefault(key, []).append(entry)
         self.values[key] = value
         try:

@@ -52,19 +52,18 @@ class Equivalent:
         try:
             return _torch.inductor_passes.substitute(self.operator.overload, self, args, kwargs, self._fault, random)
         except RecursionError as error:
-            problem = f"the {self.role} calls the op itself, without end"
             fix = "return NotImplemented for arguments on which the op itself should run"
-            raise RegistrationError(problem, op=self.operator.qualname, where=where(self.fn), fix=fix) from error
+            raise self._fault("calls the op itself, without end", fix=fix) from error
 
-    def _fault(self, problem: str, expected: str, got: str) -> Exception:
-        return RegistrationError(
-            f"the {self.role} {problem}",
-            op=self.operator.qualname,
-            expected=expected,
-            got=got,
-            where=where(self.fn),
-            fix="correct it, or let it return NotImplemented for such arguments",
-        )
+    def _fault(
+        self,
+        problem: str,
+        expected: str | None = None,
+        got: str | None = None,
+        fix: str = "correct it, or let it return NotImplemented for such arguments",
+    ) -> Exception:
+        problem, op, place = f"the {self.role} {problem}", self.operator.qualname, where(self.fn)
+        return RegistrationError(problem, op=op, expected=expected, got=got, where=place, fix=fix)
 
     def arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """All arguments, with defaults: in a graph those that are positional may be there by name."""
@@ -94,7 +93,6 @@ class DecompositionRule(Rule[str, tuple[Equivalent, Equivalent | None]]):
         return {key: (fn.fn, None if applies is None else applies.fn) for key, (fn, applies) in self.values.items()}
 
     def equivalents(self) -> list[Fn]:
-        """What must compute the same as the op. Each returns NotImplemented where it does not apply."""
         return [functools.partial(self._call, False, compiler) for compiler in self.values]
 
     def register(self, fn: Fn, when: Any) -> Registration:
@@ -138,7 +136,6 @@ class InductorLoweringRule(Rule[None, Equivalent]):
         return [lowering.fn for lowering in self.values.values()]
 
     def equivalents(self) -> list[Fn]:
-        """What must compute the same as the op. Each returns NotImplemented where it does not apply."""
         return [*self.values.values()]
 
     def register(self, fn: Fn) -> Registration:
@@ -166,7 +163,6 @@ class ReplacementRule(Rule[object, "_Replacement"]):
         return [pattern.fn.fn for pattern in self.values.values()]
 
     def equivalents(self) -> list[Fn]:
-        """What must compute the same as the op. Each returns NotImplemented where it does not apply."""
         return [pattern.compute for pattern in self.values.values()]
 
     def register(
@@ -212,8 +208,8 @@ class _Replacement:
         floats = [argument.name for argument in self.varied if argument.type == "float"]
         return _torch.inductor_passes.Pattern(
             self.fn.operator.qualname,
-            _Function("pattern", names, functools.partial(self._call, self.fn)),
-            _Function("replacement", names, functools.partial(self._call, self.op)),
+            _function("pattern", names, functools.partial(self._call, self.fn)),
+            _function("replacement", names, functools.partial(self._call, self.op)),
             self._examples,
             # Not the value of any number in a program, to be told from all others when it is traced.
             {name: 0.1234567 + i / 1000 for i, name in enumerate(floats)},
@@ -250,17 +246,16 @@ class _Replacement:
                 yield example
 
 
-class _Function:
+def _function(name: str, parameters: list[str], call: Callable[[dict[str, Any]], Any]) -> Fn:
     """A function with these parameters, of which torch asks the names."""
 
-    def __init__(self, name: str, parameters: list[str], call: Callable[[dict[str, Any]], Any]) -> None:
-        self.__name__ = name
-        self.parameters, self.call = parameters, call
-        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-        self.__signature__ = inspect.Signature([inspect.Parameter(each, kind) for each in parameters])
+    def function(*args: Any, **kwargs: Any) -> Any:
+        return call({**dict(zip(parameters, args, strict=False)), **kwargs})
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.call({**dict(zip(self.parameters, args, strict=False)), **kwargs})
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    function.__name__ = name
+    function.__signature__ = inspect.Signature([inspect.Parameter(each, kind) for each in parameters])  # type: ignore[attr-defined]
+    return function
 
 
 # Direct calls: in a graph of inductor, a call of an op of ours runs its kernel without the dispatcher -----------------

@@ -217,26 +217,16 @@ class Like:
     device: str | None = None
     memory_format: torch.memory_format = torch.preserve_format
 
-    def make(self, given: dict[str, Any], op: str) -> Any:
-        """The result, without data, of a call of `op` with these arguments.
-
-        Raises:
-            KernelError: what `shape` says gives no sizes.
-        """
-        value = given[self.argument]
-        if isinstance(value, (list, tuple)):
-            return [self._one(each, given, op) for each in value]
-        return self._one(value, given, op)
-
-    def _one(self, tensor: Tensor | None, given: dict[str, Any], op: str) -> Tensor | None:
+    def make(self, tensor: Tensor | None, given: dict[str, Any], op: str) -> Tensor | None:
+        """The result, without data, like a tensor of a call of `op` with these arguments. Sizes are checked."""
         if tensor is None:
             return None
-        said: dict[str, Any] = {"dtype": tensor.dtype, "device": tensor.device}
+        options: dict[str, Any] = {"dtype": tensor.dtype, "device": tensor.device}
         for name, option in (("dtype", self.dtype), ("device", self.device)):
             value = given[option] if isinstance(option, str) else option
-            said[name] = (getattr(value, name) if isinstance(value, Tensor) else value) or said[name]
+            options[name] = (getattr(value, name) if isinstance(value, Tensor) else value) or options[name]
         if self.shape is None:
-            return torch.empty_like(tensor, **said, memory_format=self.memory_format)
+            return torch.empty_like(tensor, **options, memory_format=self.memory_format)
         shape: Any = self.shape
         if isinstance(shape, str):
             sizes = given[shape].shape if isinstance(given[shape], Tensor) else given[shape]
@@ -256,7 +246,7 @@ class Like:
             )
         is_default = self.memory_format is torch.preserve_format
         memory_format = torch.contiguous_format if is_default else self.memory_format
-        return torch.empty(sizes, **said, memory_format=memory_format)
+        return torch.empty(sizes, **options, memory_format=memory_format)
 
 
 def like(
@@ -345,8 +335,14 @@ class DeclaredFake:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         given = {**dict(zip(self.positional, args, strict=False)), **kwargs}
-        results = tuple(each.make(given, self.op) for each in self.likes)
-        return results if self.returns_tuple else results[0]
+        results: list[Any] = []
+        for each in self.likes:
+            value = given[each.argument]
+            if isinstance(value, (list, tuple)):
+                results.append([each.make(tensor, given, self.op) for tensor in value])
+            else:
+                results.append(each.make(value, given, self.op))
+        return tuple(results) if self.returns_tuple else results[0]
 
 
 _NOT_BY_NAME = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)

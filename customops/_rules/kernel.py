@@ -136,8 +136,8 @@ class KernelRule(Rule[str | None, Fn]):
         schema = operator.schema
 
         def inspection(current_kernel: CurrentKernel, compiled: bool) -> Fn | None:
-            never = operator.when == "never"
-            return None if never else Inspection(current_kernel, operator.overload, compiled=compiled)
+            is_checked = operator.options.check != "never"
+            return Inspection(current_kernel, operator.overload, compiled=compiled) if is_checked else None
 
         current = CurrentKernel(self._active(device_type), operator.qualname, device_type, schema, inspection)
         key = _ANY_DEVICE if device_type is None else _torch.dispatcher.device_key(device_type)

@@ -324,28 +324,25 @@ def _stack(results: list[Any], name: str) -> Any:
             op=name,
             fix='register_vmap("expand_dims"), or a function',
         )
-    first = results[0]
+    first, cause = results[0], None
     if isinstance(first, Tensor):
+        kind = "shapes"
         try:
             return torch.stack(results)
         except (RuntimeError, TypeError) as error:
-            raise _differ(results, name) from error
-    if isinstance(first, (list, tuple)):
-        if any(len(result) != len(first) for result in results):
-            raise _differ(results, name)
-        return type(first)(_stack(list(items), name) for items in zip(*results, strict=True))
-    if any(result != first for result in results):
-        raise _differ(results, name)
-    return first
-
-
-def _differ(results: list[Any], name: str) -> UnsupportedError:
-    """The error for results of the elements that are no result of a batch."""
+            cause = error
+    elif isinstance(first, (list, tuple)):
+        kind = "lists"
+        if all(len(result) == len(first) for result in results):
+            return type(first)(_stack(list(items), name) for items in zip(*results, strict=True))
+    else:
+        kind = "numbers"
+        if all(result == first for result in results):
+            return first
     got = [tuple(x.shape) if isinstance(x, Tensor) else len(x) if isinstance(x, list) else x for x in results]
-    kind = "shapes" if isinstance(results[0], Tensor) else "lists" if isinstance(results[0], list) else "numbers"
-    return UnsupportedError(
+    raise UnsupportedError(
         f"an op under vmap returned {kind} that differ between the elements of the batch",
         op=name,
         got=", ".join(map(repr, got[:6])) + (", ..." if len(got) > 6 else ""),
         fix="return a tensor instead" if kind == "numbers" else "return the same for each, e.g. padded",
-    )
+    ) from cause
