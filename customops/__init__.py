@@ -22,7 +22,7 @@ from customops._op.op import CustomOpDef, Undefined
 from customops._op.registry import Registry
 from customops._op.registry import default as default_registry
 from customops._op.triton import triton_op, wrap_triton
-from customops._rules import graph_calls as _graph_calls
+from customops._rules import compilers as _compilers
 from customops._schema.annotations import Keys, Mut, Mutates, SameAs
 from customops._schema.infer import infer_schema
 from customops._schema.named import Named
@@ -142,8 +142,8 @@ _torch.install(
     library_loaded=_operator.library_loaded,
     profiling_changed=_current_kernel.profiling_changed,
     fingerprint=_fingerprint.fingerprint,
-    may_be_direct=_graph_calls.may_be_direct,
-    direct_call=_graph_calls.direct_call,
+    may_be_direct=_compilers.may_be_direct,
+    direct_call=_compilers.direct_call,
 )
 
 if os.environ.get("CUSTOMOPS_LOG"):

@@ -57,10 +57,7 @@ class Outputs:
     """
 
     def __init__(self, layout: Layout, *, for_jvp: bool, materializes: bool) -> None:
-        self.flags = layout.outputs
-        self.lists = layout.list_outputs if layout.returns_plain_lists else ()
-        self.for_jvp = for_jvp
-        self.materializes = materializes
+        self.layout, self.for_jvp, self.materializes = layout, for_jvp, materializes
         self.all_differentiable = all(layout.outputs)
         self.are_several = len(layout.outputs) > 1 or any(layout.list_outputs)
         #: torch would give zeros for the tangent of what is written, too, which then cannot get a batched one.
@@ -70,13 +67,13 @@ class Outputs:
 
     def __call__(self, ctx: Any, inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> None:
         """`outputs` has an item for each, lists as lists; `inputs` are flat."""
-        if self.lists:  # those of numbers are no lists of outputs
-            outputs = tuple(
-                x if is_list or isinstance(x, Tensor) else None for x, is_list in zip(outputs, self.lists, strict=True)
-            )
+        layout = self.layout
+        if layout.returns_plain_lists:  # those of numbers are no lists of outputs
+            pairs = zip(outputs, layout.list_outputs, strict=True)
+            outputs = tuple(x if is_list or isinstance(x, Tensor) else None for x, is_list in pairs)
         without = ctx.non_differentiable or ()
         if not self.all_differentiable:
-            declared = (x for x, flag in zip(outputs, self.flags, strict=True) if not flag)
+            declared = (x for x, flag in zip(outputs, layout.outputs, strict=True) if not flag)
             without = (*without, *tensors_in(flat_items(declared)))
             ctx.mark_non_differentiable(*without)
         metadata = [_facts(each, without) for each in outputs]  # None where there is no gradient
@@ -200,9 +197,7 @@ class _RaisesInBackward(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> Any:
         raise ctx.error
 
-    @staticmethod
-    def jvp(ctx: Any, *tangents: Any) -> Any:
-        raise ctx.error
+    jvp = backward
 
 
 def record_untracked(ctx: Any, inputs: Sequence[Any], known: Sequence[Any]) -> None:
@@ -210,7 +205,7 @@ def record_untracked(ctx: Any, inputs: Sequence[Any], known: Sequence[Any]) -> N
 
     `known` are those that have one, or need none: inputs as they were, and returns that are differentiable. To a
     backward that is not differentiated itself the rest is as good as these. Another one gets an error instead of zeros:
-    see `watched`.
+    see `Guarded`.
     """
     without = ctx.non_differentiable or ()
     known_ids = {id(value) for value in known if isinstance(value, Tensor) and all(value is not x for x in without)}
@@ -243,16 +238,6 @@ def has_tangent(tensor: Tensor) -> bool:
 def may_be_differentiated() -> bool:
     """May what a backward computes be differentiated itself: backward, or forward by tangents?"""
     return torch.is_grad_enabled() or _torch.autograd.forward_ad_active()
-
-
-def guarded_in_jvp(ctx: Any, op: str) -> Any:
-    """The `ctx` of a jvp: if an outer transform differentiates it, untracked tensors raise at once."""
-    untracked = ctx._customops_untracked
-    if untracked is None:
-        return ctx
-    with torch.inference_mode(False):  # else no tangents are seen
-        is_differentiated = any(map(_torch.autograd.is_tracked_further_out, untracked.links))
-    return Guarded(ctx, op, in_jvp=True) if is_differentiated else ctx
 
 
 class UnpackedOnce:
@@ -295,8 +280,7 @@ class Guarded(UnpackedOnce):
             vars(self)[name] = value
         if name not in self._ctx._customops_untracked.attributes:
             return value
-        leaves, spec = _torch.tensors.tree_flatten(value)
-        return _torch.tensors.tree_unflatten([self._unrecorded(leaf, f"ctx.{name}") for leaf in leaves], spec)
+        return _torch.tensors.tree_map(lambda leaf: self._unrecorded(leaf, f"ctx.{name}"), value)
 
     def _unrecorded(self, tensor: Any, what: str) -> Any:
         if not _is_untracked(tensor):
@@ -330,9 +314,5 @@ class OnceDifferentiable:
             fix="remove once_differentiable=True if the backward is made of differentiable operations",
         )
         links = (*ctx._customops_links, *filter(is_differentiable, _torch.tensors.tree_leaves(list(grads))))
-        leaves, spec = _torch.tensors.tree_flatten(result)
-        wrapped = [
-            cast(Any, _RaisesInBackward).apply(error, leaf, *links) if is_differentiable(leaf) else leaf
-            for leaf in leaves
-        ]
-        return _torch.tensors.tree_unflatten(wrapped, spec)
+        raises = cast(Any, _RaisesInBackward).apply
+        return _torch.tensors.tree_map(lambda x: raises(error, x, *links) if is_differentiable(x) else x, result)

@@ -57,63 +57,56 @@ class InputGradients:
         """
         inputs, likes = self.inputs, dict(zip(self.layout.indices(len(expected)), expected, strict=True))
         passed = [i for i, like in likes.items() if like is not LEFT_OUT]
-        gradients = self._by_name(result) if isinstance(result, dict) else result
-        gradients = gradients if isinstance(gradients, tuple) else (gradients,)
+        gradients = result if isinstance(result, tuple) else (result,)
+        if isinstance(result, dict):  # by the names of the arguments; those that are not there are None
+            names = [argument.name for argument in inputs]
+            if unknown := [name for name in result if name not in names]:
+                raise AutogradError(
+                    "backward returned gradients by name, and one name is not that of a differentiable argument",
+                    op=self.op,
+                    argument=str(unknown[0]),
+                    expected=", ".join(names),
+                    where=where(self.backward),
+                )
+            gradients = tuple(map(result.get, names))
         are_first = sorted(passed) == list(range(len(passed)))
         if len(gradients) != len(inputs) and not (are_first and len(gradients) == len(passed)):
             counts = sorted({len(passed) if are_first else len(inputs), len(inputs)})
             of_lists = [_as_list(inputs[i].shown, len(like)) for i, like in likes.items() if isinstance(like, list)]
-            names = ", ".join([f"grad_{each.name}" if each.holds_tensors else "None" for each in inputs])
+            returned = ", ".join([f"grad_{each.name}" if each.holds_tensors else "None" for each in inputs])
             raise AutogradError(
                 "backward returned an incorrect number of gradients "
                 f"(expected {' or '.join(map(str, counts))}, got {len(gradients)})",
                 op=self.op,
                 expected=f"one for each of {', '.join(argument.shown for argument in inputs)}",
                 where=where(self.backward),
-                fix="; ".join(of_lists) or f"return {names}: None for an input that has no gradient",
+                fix="; ".join(of_lists) or f"return {returned}: None for an input that has no gradient",
             )
         for i, gradient in enumerate(gradients):
             if gradient is not None and i not in passed:
                 left_out = "None: the argument was left at its default"
                 raise self._misfit(inputs[i].shown, left_out, _describe(gradient), "return None in its place")
-        returned: list[Any] = []
+        given: list[Any] = []
         flat: list[Any] = []
         for i, like in likes.items():
             name, gradient = inputs[i].shown, None if like is LEFT_OUT else gradients[i]
-            if like is LEFT_OUT:
-                flat.append(None)
-                returned.append(None)
-            elif isinstance(like, list):
+            if isinstance(like, list):
                 items = [None] * len(like) if gradient is None else gradient
                 if not isinstance(items, (list, tuple)) or len(items) != len(like):
                     expects = f"a list of {len(like)} gradients"
                     raise self._misfit(name, expects, _describe(gradient), _as_list(name, len(like)))
                 for k, (item, of_item) in enumerate(zip(items, like, strict=True)):
                     flat.append(self._fitted(item, of_item, f"{name}[{k}]", none_allowed))
-                returned += items
+                given += items
             elif gradient is not None and not inputs[i].holds_tensors:
                 none = f"None: the argument is a {inputs[i].type}"
                 raise self._misfit(name, none, _describe(gradient), "return None in its place")
             else:
-                flat.append(self._fitted(gradient, like, name, none_allowed))
-                returned.append(gradient)
-        if all(map(operator.is_, flat, returned)):
+                flat.append(self._fitted(gradient, None if like is LEFT_OUT else like, name, none_allowed))
+                given.append(gradient)
+        if all(map(operator.is_, flat, given)):
             self.compares.was_right()
         return flat
-
-    def _by_name(self, gradients: dict[str, Any]) -> tuple[Any, ...]:
-        """Gradients by the names of their arguments, in the order of the schema; those that are not there are None."""
-        names = [argument.name for argument in self.inputs]
-        unknown = [name for name in gradients if name not in names]
-        if unknown:
-            raise AutogradError(
-                "backward returned gradients by name, and one name is not that of a differentiable argument",
-                op=self.op,
-                argument=str(unknown[0]),
-                expected=", ".join(names),
-                where=where(self.backward),
-            )
-        return tuple(gradients.get(name) for name in names)
 
     def _fitted(self, gradient: Any, expected: Expected, name: str, none_allowed: bool) -> Any:
         if gradient is None:
@@ -152,42 +145,34 @@ class InputGradients:
         return AutogradError(problem, op=self.op, argument=argument, expected=expected, got=got, where=place, fix=fix)
 
 
-class OutputTangents:
-    """Checks what the jvp of an op returns."""
+def check_tangents(layout: Layout, op: str, jvp: Fn, tangents: tuple[Any, ...], expected: Sequence[Expected]) -> None:
+    """Raise unless the jvp of an op returned a tangent for each output, like it; None for what has none."""
 
-    def __init__(self, layout: Layout, op: str, jvp: Fn) -> None:
-        self.layout, self.op, self.jvp = layout, op, jvp
-
-    def check(self, tangents: tuple[Any, ...], expected: Sequence[Expected]) -> None:
-        """Raise unless there is a tangent for each output, like it; None for what has none."""
-        if len(tangents) != len(expected):
-            raise self._misfit("the returns", f"{len(expected)} tangents", f"{len(tangents)}")
-        for i, (tangent, each) in enumerate(zip(tangents, expected, strict=True)):
-            name = self.layout.name_of_output(i)
-            if not isinstance(each, list):
-                self._check(tangent, each, name)
-                continue
-            if not isinstance(tangent, (list, tuple)) or len(tangent) != len(each):
-                raise self._misfit(name, f"a list of {len(each)} tangents", _describe(tangent))
-            for k, (item, of_item) in enumerate(zip(tangent, each, strict=True)):
-                self._check(item, of_item, f"{name}[{k}]")
-
-    def _check(self, tangent: Any, expected: Expected, name: str) -> None:
-        if expected is None:
-            if tangent is not None:
-                raise self._misfit(name, "None: it is not differentiable", _describe(tangent))
-        elif not isinstance(tangent, Tensor):
-            raise self._misfit(name, "a Tensor; zeros, if it is zero", _describe(tangent))
-        elif expected != (got := _torch.autograd.metadata(tangent)):
-            (shape, dtype, device), (has_shape, has_dtype, has_device) = expected, got
-            kinds = [(each.is_floating_point, each.is_complex) for each in (dtype, has_dtype)]
-            # Autograd takes a tangent of another floating dtype.
-            if kinds[0] != kinds[1] or (shape, device) != (has_shape, has_device):
-                raise self._misfit(name, f"like the return: {_text(expected)}", _text(got))
-
-    def _misfit(self, name: str, expected: str, got: str) -> AutogradError:
+    def misfit(name: str, expected: str, got: str) -> AutogradError:
         problem = "jvp returned tangents that do not fit the returns"
-        return AutogradError(problem, op=self.op, argument=name, expected=expected, got=got, where=where(self.jvp))
+        return AutogradError(problem, op=op, argument=name, expected=expected, got=got, where=where(jvp))
+
+    if len(tangents) != len(expected):
+        raise misfit("the returns", f"{len(expected)} tangents", f"{len(tangents)}")
+    for i, (each, likes) in enumerate(zip(tangents, expected, strict=True)):
+        name = layout.name_of_output(i)
+        items = [(name, each, likes)]
+        if isinstance(likes, list):
+            if not isinstance(each, (list, tuple)) or len(each) != len(likes):
+                raise misfit(name, f"a list of {len(likes)} tangents", _describe(each))
+            items = [(f"{name}[{k}]", *pair) for k, pair in enumerate(zip(each, likes, strict=True))]
+        for place, tangent, like in items:
+            if like is None:
+                if tangent is not None:
+                    raise misfit(place, "None: it is not differentiable", _describe(tangent))
+            elif not isinstance(tangent, Tensor):
+                raise misfit(place, "a Tensor; zeros, if it is zero", _describe(tangent))
+            elif like != (got := _torch.autograd.metadata(tangent)):
+                (shape, dtype, device), (has_shape, has_dtype, has_device) = like, got
+                kinds = [(one.is_floating_point, one.is_complex) for one in (dtype, has_dtype)]
+                # Autograd takes a tangent of another floating dtype.
+                if kinds[0] != kinds[1] or (shape, device) != (has_shape, has_device):
+                    raise misfit(place, f"like the return: {_text(like)}", _text(got))
 
 
 def _as_list(name: str, length: int) -> str:
@@ -205,8 +190,7 @@ def _text(metadata: Any) -> str:
     return f"shape {list(shape)}, {dtype}, {device}"
 
 
-def _made_of(gradient: Any) -> str:
-    """What turns something else into a gradient."""
+def _made_of(gradient: Any) -> str:  # what turns something else into a gradient
     if type(gradient).__module__ == "numpy":
         return "compute it with torch, or wrap the array: torch.from_numpy(gradient).to(grad.device)"
     if isinstance(gradient, (int, float)):
@@ -216,8 +200,7 @@ def _made_of(gradient: Any) -> str:
     return "return a Tensor like the input, or None if it has no gradient"
 
 
-def _remedy(got: Any, expected: Any) -> str:
-    """What turns a gradient into what was expected."""
+def _remedy(got: Any, expected: Any) -> str:  # what turns a gradient into what was expected
     (shape, _, device), (wanted, wanted_dtype, wanted_device) = got, expected
     if device != wanted_device:
         return f'gradient.to("{wanted_device}")'

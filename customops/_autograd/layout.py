@@ -8,9 +8,8 @@ from typing import Any, NamedTuple, TypedDict
 import torch
 
 from customops._codegen.function import as_tuple
-from customops._schema.model import Argument, Differentiable, Names, Schema, tensor_names
+from customops._schema.model import Argument, Differentiable, Names, Schema
 from customops._torch.schema import Tag
-from customops.errors import RegistrationError
 
 # A gradient formula and its options, as registered --------------------------------------------------------------------
 
@@ -27,36 +26,6 @@ class Formula(NamedTuple):
     originals: frozenset[str] = frozenset()
     materialize_grads: bool = True
     once_differentiable: bool = False
-
-
-def mutated_values(grads_of: Names | None, nondiff_args: frozenset[str], schema: Schema, op: str) -> tuple[str, ...]:
-    """The written arguments whose new values are outputs to be differentiated, in the order of the schema.
-
-    An op that returns nothing has its results in what it writes; one that returns something is taken by default to
-    write only what nobody differentiates, as a counter or a cache.
-    """
-    mutated = [argument.name for argument in schema.mutated]
-    if grads_of is None:
-        return () if schema.returns else tuple(name for name in mutated if name not in nondiff_args)
-    chosen = mutated_names(grads_of, "grads_of", schema, op)
-    returned = [ret.alias for ret in schema.returns if ret.alias is not None]
-    for argument in schema.mutated:
-        if argument.name not in chosen:
-            continue
-        problem = "it is one of nondiff_args" if argument.name in nondiff_args else ""
-        if argument.alias in returned:
-            problem = "it is returned, so backward gets a gradient for it already"
-        if problem:
-            raise RegistrationError(f"grads_of= names an argument, but {problem}", op=op, argument=argument.name)
-    return tuple(name for name in mutated if name in chosen)
-
-
-def mutated_names(given: Names, what: str, schema: Schema, op: str) -> frozenset[str]:
-    """As `tensor_names`, of arguments that the op writes to."""
-    names = tensor_names(given, what, schema, op)
-    for name in names.difference(argument.name for argument in schema.mutated):
-        raise RegistrationError(f"{what}= names an argument, but the op does not write to it", op=op, argument=name)
-    return names
 
 
 class GradientOptions(TypedDict, total=False):
@@ -188,18 +157,9 @@ class Layout:
             given = f"$list({variable})" if "[" in argument.type else variable
             if given != variable and may_be_none:
                 given = f"(None if {variable} is None else {given})"
-            callback_names = f"$grad_{name}", f"$like_{name}"
-            each = by_index[i] = NodeInput(
-                argument,
-                variable,
-                f"$length_{name}",
-                may_be_left_out,
-                may_be_none,
-                place,
-                needs,
-                given,
-                *callback_names,
-            )
+            expressions = place, needs, given, f"$grad_{name}", f"$like_{name}"
+            each = NodeInput(argument, variable, f"$length_{name}", may_be_left_out, may_be_none, *expressions)
+            by_index[i] = each
             self.measured += [each] * is_measured
         self.inputs = tuple([by_index[i] for i in range(len(self.operands))])
         self.in_order = list(by_index.values())[: len(self.order)]

@@ -247,8 +247,7 @@ def _emit_arrange_result(layout: Layout) -> list[str]:
 def _emit_needs(source: Source, layout: Layout) -> list[str]:
     """Lines that set ``needs_input_grad`` to what a backward is to see: an entry for each argument, lists as lists.
 
-    That is for each positional argument that was passed; if there are tensors that are keyword-only, for each
-    positional argument and each of them, so that each has its place.
+    That is each positional one that was passed; if there are keyword-only tensors, each positional one, and these.
     """
     lines = [f"$needs = $ctx.needs_input_grad[{len(layout.head)}:]"]
     if layout.is_plain:
@@ -337,7 +336,7 @@ def _emit_set_up(source: Source, layout: Layout, set_up: SetUp, *, for_jvp: bool
 def _expected(layout: Layout, metadata: str | None) -> str:
     """An expression for what the gradients of all inputs are to be like, in the order in which the node has them.
 
-    See `_torch.autograd.metadata`: it is what to keep of a tensor, None if gradients are not compared.
+    `metadata` is one for what to keep of a tensor: see `_torch.autograd.metadata`. None: gradients are not compared.
     """
     if metadata is None and layout.is_plain:
         return "(None,) * $len($needs)"

@@ -6,9 +6,8 @@ it once more. An op is written as a fast kernel, and its gradient as what torch 
 
 from __future__ import annotations
 
-import functools
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -42,43 +41,8 @@ def draws_again(formula: Fn) -> bool:
     return isinstance(maker, RecomputedFormula) and maker.is_random
 
 
-class _Run:
-    """A call of the function, some of its tensors being variables.
-
-    Args:
-        flags: which ones: for each positional argument that was passed, then for each of `names`; lists as lists.
-    """
-
-    def __init__(
-        self, fn: Fn, args: list[Any], kwargs: dict[str, Any], flags: Sequence[Any] = (), names: Sequence[str] = ()
-    ) -> None:
-        self.fn, self.args, self.kwargs = fn, args, kwargs
-        places: list[tuple[Any, Any]] = []  # containers and keys, of the variables
-        keys: list[tuple[Any, Any]] = [*((args, i) for i in range(len(args))), *((kwargs, name) for name in names)]
-        for (container, key), flag in zip(keys, flags, strict=False):
-            if isinstance(flag, list):
-                items = container[key] = list(container[key])
-                places += [(items, i) for i, is_chosen in enumerate(flag) if is_chosen]
-            elif flag:
-                places.append((container, key))
-        self.places, self.variables = places, [container[key] for container, key in places]
-
-    def __call__(self, *variables: Tensor) -> tuple[Any, ...]:
-        """What the function returns, lists laid out flat."""
-        for (container, key), value in zip(self.places, variables, strict=True):
-            container[key] = value
-        result = self.fn(*self.args, **self.kwargs)
-        return tuple(flat_items(result if isinstance(result, (tuple, list)) else (result,)))
-
-    def recorded(self, *, linked: bool) -> tuple[list[Tensor], tuple[Any, ...]]:
-        """Variables made of the chosen tensors, and what the function makes of them, as autograd records it.
-
-        Those that are `linked` have the graph and the tangents of the tensors, too.
-        A backward may run in inference mode, where `torch.enable_grad` alone records nothing.
-        """
-        with torch.inference_mode(False), torch.enable_grad():
-            variables = [x.view_as(x) if linked else x.detach().requires_grad_() for x in self.variables]
-            return variables, self(*variables)
+#: Stands for a tensor that was saved.
+_SAVED = object()
 
 
 class RecomputedFormula:
@@ -99,18 +63,19 @@ class RecomputedFormula:
     def setup_context(
         self, ctx: Any, inputs: tuple[Any, ...], output: Any, keyword_only_inputs: dict[str, Any] | None = None
     ) -> None:
-        tensors: list[Tensor] = []
-        args = [_without_tensors(value, tensors) for value in inputs]
-        kwargs = {name: _without_tensors(value, tensors) for name, value in (keyword_only_inputs or {}).items()}
+        named = keyword_only_inputs or {}
+        kwargs = {a.name: named[a.name] for a in self.schema.keyword_only if a.name in named}
+        leaves, spec = _torch.tensors.tree_flatten((inputs, kwargs))
+        tensors = [x for x in leaves if isinstance(x, Tensor)]
         ctx.save_for_backward(*tensors)
         ctx.save_for_forward(*tensors)
-        ctx._customops_again = NoTensors((args, kwargs, _torch.dispatcher.transforms_active()))
-        runs_again = self.recompute or _torch.dispatcher.transforms_active() or _torch.autograd.forward_ad_active()
+        in_transform = _torch.dispatcher.transforms_active()
+        ctx._customops_again = NoTensors(([_SAVED if isinstance(x, Tensor) else x for x in leaves], spec, in_transform))
+        runs_again = self.recompute or in_transform or _torch.autograd.forward_ad_active()
         if runs_again or (self.is_random and _torch.dynamo.is_traced(())):
             return
         # Run the function now, and keep its graph for a backward that is not differentiated itself.
-        run = self._run(ctx, list(inputs), dict(keyword_only_inputs or {}), ctx.needs_input_grad)
-        variables, outputs = run.recorded(linked=False)
+        variables, outputs = _recorded(*self._function(ctx, tensors, ctx.needs_input_grad), linked=False)
         ends = [
             _End(get_gradient_edge(x) if x.requires_grad else None, x.shape, x.dtype) if is_differentiable(x) else None
             for x in outputs
@@ -124,16 +89,12 @@ class RecomputedFormula:
         if self.is_random and not is_traced and not _torch.autograd.is_batching():
             with ctx._customops_random.again():
                 return self.fn(*args, **kwargs)
-        if is_traced or self.is_random:
-            return self._call_watched(is_traced, args, kwargs)
-        states = RandomStates((*args, *kwargs.values()))
-        result = self.fn(*args, **kwargs)
-        if states.have_changed():  # by the function, or by another thread
-            self._call_watched(is_traced, args, kwargs)
-        return result
-
-    def _call_watched(self, is_traced: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call the function, which may draw no random numbers here."""
+        if not (self.is_random or is_traced):
+            states = RandomStates((*args, *kwargs.values()))
+            result = self.fn(*args, **kwargs)
+            if not states.have_changed():
+                return result
+        # It may draw none here. Where the states have changed, that was the function, or another thread.
         error: CustomOpsError = AutogradError(
             "the function to differentiate draws random numbers, but the op has no tag that says so",
             op=self.op,
@@ -156,15 +117,29 @@ class RecomputedFormula:
             raise error
         return result
 
-    def _saved(self, ctx: Any, flags: Sequence[Any] = ()) -> _Run:
-        args, kwargs, _ = ctx._customops_again
-        tensors = iter(ctx.saved_tensors)
-        args = [_with_tensors(value, tensors) for value in args]
-        return self._run(ctx, args, {name: _with_tensors(value, tensors) for name, value in kwargs.items()}, flags)
+    def _function(
+        self, ctx: Any, tensors: Sequence[Tensor], flags: Sequence[Any] = ()
+    ) -> tuple[Callable[..., tuple[Any, ...]], list[Tensor]]:
+        """The function as one of those saved tensors that have a flag, and these; its results are laid out flat.
 
-    def _run(self, ctx: Any, args: list[Any], kwargs: dict[str, Any], flags: Sequence[Any]) -> _Run:
-        names = [each.name for each in self.schema.keyword_only if each.holds_tensors]
-        return _Run(functools.partial(self._call, ctx), args, kwargs, flags, names)
+        The flags are for each positional argument that was passed, then for keyword-only tensors; lists as lists.
+        """
+        leaves, spec, _ = ctx._customops_again
+        args, kwargs = _torch.tensors.tree_unflatten(leaves, spec)
+        operands = [*args, *[kwargs[a.name] for a in self.schema.keyword_only if a.holds_tensors]]
+        chosen: list[bool] = []
+        for value, flag in zip(operands, flags, strict=False):
+            pairs = zip(value, flag, strict=True) if isinstance(flag, list) else [(value, flag)]
+            chosen += [is_chosen for x, is_chosen in pairs if x is _SAVED]
+
+        def run(*variables: Tensor) -> tuple[Any, ...]:
+            given = iter(variables)
+            saved = iter([next(given) if is_chosen else x for x, is_chosen in itertools.zip_longest(tensors, chosen)])
+            args, kwargs = _torch.tensors.tree_unflatten([next(saved) if x is _SAVED else x for x in leaves], spec)
+            result = self._call(ctx, *args, **kwargs)
+            return tuple(flat_items(result if isinstance(result, (tuple, list)) else (result,)))
+
+        return run, list(itertools.compress(tensors, chosen))
 
     def backward(self, ctx: Any, *grads: Any) -> Any:
         if torch.compiler.is_dynamo_compiling():  # compiled autograd
@@ -187,7 +162,7 @@ class RecomputedFormula:
         return _placed(ctx.needs_input_grad, found)
 
     def _again(self, ctx: Any, grads: list[Any]) -> Sequence[Any]:
-        run = self._saved(ctx, ctx.needs_input_grad)
+        run, saved = self._function(ctx, ctx.saved_tensors, ctx.needs_input_grad)
         *_, was_transformed = ctx._customops_again
         if was_transformed or _torch.dispatcher.transforms_active():  # a vjp may be called when its transform is over
             wanted = [i for i, grad in enumerate(grads) if is_differentiable(grad)]
@@ -197,9 +172,9 @@ class RecomputedFormula:
                 self._check(outputs, grads)
                 return tuple(outputs[i] for i in wanted)
 
-            _, pull_back, *_ = torch.func.vjp(of_variables, *run.variables)
+            _, pull_back, *_ = torch.func.vjp(of_variables, *saved)
             return cast(Sequence[Any], pull_back(tuple(grads[i] for i in wanted)))
-        variables, outputs = run.recorded(linked=may_be_differentiated())
+        variables, outputs = _recorded(run, saved, linked=may_be_differentiated())
         self._check(outputs, grads)
         pairs = [(x, grad) for x, grad in zip(outputs, grads, strict=True) if is_differentiable(x) and x.requires_grad]
         found = _gradients(pairs, variables)
@@ -207,7 +182,7 @@ class RecomputedFormula:
 
     def jvp(self, ctx: Any, *_tangents: Any) -> Any:
         """The saved inputs carry their tangents, and torch's own operations take them along."""
-        run, results = self._saved(ctx), ctx._customops_results
+        (run, _), results = self._function(ctx, ctx.saved_tensors), ctx._customops_results
         wanted = flat_metadata(results)  # None where there is no tangent
         tangents = _torch.autograd.tangents_of(lambda: tuple(itertools.compress(run(), wanted)))
         return _placed(results, iter(tangents))
@@ -231,6 +206,18 @@ class RecomputedFormula:
             got=got,
             where=where(self.fn),
         )
+
+
+def _recorded(
+    run: Callable[..., tuple[Any, ...]], tensors: list[Tensor], *, linked: bool
+) -> tuple[list[Tensor], tuple[Any, ...]]:
+    """Variables made of the tensors, and what the function makes of them, as autograd records it.
+
+    Those that are `linked` have the graph and the tangents of the tensors, too.
+    """
+    with torch.inference_mode(False), torch.enable_grad():  # in inference mode the latter alone records nothing
+        variables = [x.view_as(x) if linked else x.detach().requires_grad_() for x in tensors]
+        return variables, run(*variables)
 
 
 class _End(NamedTuple):
@@ -259,22 +246,3 @@ def _gradients(
     return torch.autograd.grad(
         ends, inputs, grads, allow_unused=True, create_graph=torch.is_grad_enabled(), retain_graph=retain_graph
     )
-
-
-class _Tensor:
-    """Stands for a tensor that was saved."""
-
-
-def _without_tensors(value: Any, tensors: list[Tensor]) -> Any:
-    """`value` with its tensors taken out, to `tensors`."""
-    if isinstance(value, Tensor):
-        tensors.append(value)
-        return _Tensor
-    return [_without_tensors(item, tensors) for item in value] if isinstance(value, (list, tuple)) else value
-
-
-def _with_tensors(value: Any, tensors: Iterator[Tensor]) -> Any:
-    """Undo `_without_tensors`."""
-    if value is _Tensor:
-        return next(tensors)
-    return [_with_tensors(item, tensors) for item in value] if isinstance(value, list) else value

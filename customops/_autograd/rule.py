@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 
@@ -12,14 +12,14 @@ from customops import _torch
 from customops._autograd import node_codegen
 from customops._autograd.context import (
     AS_IT_IS,
+    Guarded,
     Outputs,
     SetUp,
     flat_items,
-    guarded_in_jvp,
     materialize_zeros,
     set_materialize_grads,
 )
-from customops._autograd.gradient_checks import GradientCheck, OutputTangents
+from customops._autograd.gradient_checks import GradientCheck, check_tangents
 from customops._autograd.inplace import Mutation, written_tangent
 from customops._autograd.layout import (
     BackwardOptions,
@@ -27,8 +27,6 @@ from customops._autograd.layout import (
     GradientOptions,
     Layout,
     flatten,
-    mutated_names,
-    mutated_values,
     unflatten,
 )
 from customops._autograd.recompute import draws_again
@@ -37,15 +35,17 @@ from customops._codegen.kernel import any_requires_grad, function_at
 from customops._dispatch.callbacks import Fn, bind
 from customops._dispatch.current_kernel import CurrentKernel
 from customops._dispatch.operator import OperatorHandle
-from customops._dispatch.registrations import Registration, Slots, Undo, lock, nothing
+from customops._dispatch.registrations import Registration, Undo, lock, nothing
 from customops._dispatch.results import mutated_results
-from customops._schema.model import tensor_names
+from customops._dispatch.rule import Rule
+from customops._schema.model import Names, Schema, tensor_names
 from customops._torch.schema import Tag
 from customops._torch.tensors import tensors_in
 from customops.errors import (
     AutogradError,
     CallbackError,
     ContextError,
+    CustomOpsError,
     RegistrationError,
     UnsupportedError,
     brief,
@@ -55,53 +55,35 @@ from customops.errors import (
 __tracebackhide__ = True  # pytest leaves the frames out
 
 
-class AutogradRule:
+class AutogradRule(Rule[str, Formula]):
     """The formulas of one op. Without a backward, backward raises; without a jvp, forward mode does."""
 
-    operator: OperatorHandle
-    #: What is there without being registered: without a formula, backward says how to register one.
     _with_op: tuple[str, ...] = ("backward",)
-
-    def __init__(self) -> None:
-        self._slots: Slots[str, Formula] = Slots(self._install_trampoline, self.regenerate)
-        #: The ``apply`` of the node for the current formulas, once it was needed. Generated code calls it.
-        self.apply: Fn | None = None
-        self._current: ActiveFormulas | None = None
-
-    def bind(self, operator: OperatorHandle, guard_changed: Callable[[], None]) -> None:
-        self.operator, self._guard_changed = operator, guard_changed
-        self.apply = self._current = None
-        self._slots.reset(with_op=self._with_op if operator.has_own_rules else ())
+    #: Called when `call_guard` returns something else.
+    guard_changed: Callable[[], None]
+    #: The ``apply`` of the node for the current formulas, once it was needed. Generated code calls it.
+    apply: Fn | None = None
+    _current: ActiveFormulas | None = None
 
     @property
     def formulas(self) -> dict[str, Formula]:
-        return self._slots.values
+        return self.values
 
-    def register(self, backward: Fn, setup_context: Fn | None, options: BackwardOptions) -> Registration:
-        formula = self._formula("register_autograd", backward, setup_context, options, BackwardOptions)
-        formula = formula._replace(once_differentiable=options.get("once_differentiable", False))
-        outputs = len(self.operator.schema.returns) + len(formula.grads_of)
-        bind(backward, self.operator.qualname, "backward", "ctx", *[f"grad{i}" for i in range(outputs)])
-        return self._slots.set("backward", formula)
-
-    def register_jvp(self, jvp: Fn, setup_context: Fn | None, options: GradientOptions) -> Registration:
-        formula = self._formula("register_jvp", jvp, setup_context, options, GradientOptions)
-        tangents = [f"{argument.name}_tangent" for argument in self.operator.schema.operands]
-        bind(jvp, self.operator.qualname, "jvp", "ctx", *tangents)
-        return self._slots.set("jvp", formula)
-
-    def _formula(self, what: str, fn: Fn, setup_context: Fn | None, options: GradientOptions, known: type) -> Formula:
-        """The formula with its options, if the op can have one, and the options are `known` ones and fit the op."""
+    def register(
+        self, fn: Fn, setup_context: Fn | None, options: BackwardOptions, kind: Literal["backward", "jvp"] = "backward"
+    ) -> Registration:
         schema, op = self.operator.schema, self.operator.qualname
+        known = (GradientOptions if kind == "jvp" else BackwardOptions).__annotations__
         if Tag.out in self.operator.tags:
             raise RegistrationError(
                 "Out variants do not support autograd", op=op, fix="register the gradient on the functional op"
             )
         if not self.operator.differentiable.op:
+            what = "register_jvp" if kind == "jvp" else "register_autograd"
             raise RegistrationError(
                 f"{what} on an op that is declared not to be differentiable", op=op, fix="leave differentiable= out"
             )
-        if not schema.is_differentiable or (what == "register_jvp" and schema.is_view):
+        if not schema.is_differentiable or (kind == "jvp" and schema.is_view):
             raise RegistrationError(
                 "cannot register autograd on a non-functional operator: it returns a view in a way autograd has no "
                 "rule for, or it neither returns nor writes anything",
@@ -109,16 +91,27 @@ class AutogradRule:
                 got=str(schema),
                 fix="register the gradient on an op that returns new tensors, or writes to its arguments",
             )
-        if unknown := options.keys() - known.__annotations__:
+        if unknown := options.keys() - known:
             raise CallbackError(
                 f"a formula has no option {', '.join(map(repr, sorted(unknown)))}",
                 op=op,
-                expected=", ".join(["setup_context", "lib", *known.__annotations__]),
+                expected=", ".join(["setup_context", "lib", *known]),
                 where=where(fn),
             )
-        if setup_context is not None:
-            names = ["ctx", "inputs", *["keyword_only_inputs"] * bool(schema.keyword_only), "output"]
-            bind(setup_context, op, "setup_context", **{name: name for name in names})
+        nondiff_args = tensor_names(options.get("nondiff_args", ()), "nondiff_args", schema, op)
+        originals = tensor_names(options.get("originals", ()), "originals", schema, op)
+        grads_of = _mutated_values(options.get("grads_of"), nondiff_args, originals, schema, op)
+        for argument in schema.operands:
+            # The dispatcher does not look into optional lists: of an op without other tensors, autograd sees no call.
+            is_hidden = argument.type == "Tensor[]?" and argument.name not in nondiff_args
+            if is_hidden and all(each.type == "Tensor[]?" for each in schema.operands if each.holds_tensors):
+                raise RegistrationError(
+                    "torch finds no gradients in an optional list of tensors if no other argument is a tensor",
+                    op=op,
+                    argument=argument.name,
+                    got=str(schema),
+                    fix=f"make {argument.name} a list (an empty one for None), or pass a tensor besides",
+                )
         if isinstance(fn, type):
             raise CallbackError(
                 "a formula must be a function, and a class was given",
@@ -126,44 +119,29 @@ class AutogradRule:
                 got=brief(fn),
                 fix=f"the function in it, {fn.__name__}.backward, and setup_context={fn.__name__}.setup_context",
             )
-        nondiff_args = tensor_names(options.get("nondiff_args", ()), "nondiff_args", schema, op)
-        # The dispatcher does not look into optional lists: of an op without other tensors, autograd sees no call.
-        lists = [a.name for a in schema.operands if a.type == "Tensor[]?" and a.name not in nondiff_args]
-        if lists and all(argument.type == "Tensor[]?" for argument in schema.operands if argument.holds_tensors):
-            raise RegistrationError(
-                "torch finds no gradients in an optional list of tensors if no other argument is a tensor",
-                op=op,
-                argument=lists[0],
-                got=str(schema),
-                fix=f"make {lists[0]} a list (an empty one for None), or pass a tensor besides",
-            )
-        return Formula(
-            fn,
-            setup_context,
-            nondiff_args,
-            originals=mutated_names(options.get("originals", ()), "originals", schema, op),
-            grads_of=mutated_values(options.get("grads_of"), nondiff_args, schema, op),
-            materialize_grads=options.get("materialize_grads", True),
-        )
+        given = [f"{argument.name}_tangent" for argument in schema.operands]
+        if kind == "backward":
+            given = [f"grad{i}" for i in range(len(schema.returns) + len(grads_of))]
+        if setup_context is not None:
+            names = ["ctx", "inputs", *["keyword_only_inputs"] * bool(schema.keyword_only), "output"]
+            bind(setup_context, op, "setup_context", **dict(zip(names, names, strict=True)))
+        bind(fn, op, kind, "ctx", *given)
+        materialize_grads, once = options.get("materialize_grads", True), options.get("once_differentiable", False)
+        formula = Formula(fn, setup_context, nondiff_args, grads_of, originals, materialize_grads, once)
+        return self.set(kind, formula)
 
-    def _install_trampoline(self, key: str, own_library: bool) -> Undo:
-        operator = self.operator
+    def _install(self, key: str, own_library: bool) -> Undo:
+        operator, self.apply, self._current = self.operator, None, None
         if key == "jvp" and operator.library is not None:
-            return nothing  # there is one, with the op
-        generated = function_at("Autograd", operator, self._make)
+            return nothing  # the function came with the op
+        generated = function_at("Autograd", operator, functools.partial(_general, self, operator))
         return operator.impl(generated, "Autograd", with_keyset=True, own_library=own_library)
 
-    def _make(self) -> tuple[Fn, AutogradRule | None]:
-        # Results of other types, numbers for one, the dispatcher converts: then no node calls the kernel directly.
-        calls_directly = {ret.type for ret in self.operator.schema.returns} <= {"Tensor", "Tensor[]"}
-        general = _general(self, self.operator, calls_directly)
-        return general, self if calls_directly and Tag.out not in self.operator.tags else None
-
-    def regenerate(self) -> None:
+    def _changed(self) -> None:
         """Make the node anew: the formulas, or whether gradients are checked, have changed."""
         self.apply = self._current = None
         self.operator.recompile()
-        self._guard_changed()
+        self.guard_changed()
 
     def call_guard(self, entry: Fn) -> Fn:
         """`entry`, or what is to be called in its place, for an op that writes what is differentiated.
@@ -171,7 +149,7 @@ class AutogradRule:
         torch refuses a write inside a transform to a tensor from outside, for ops whose name ends in ``_``; with others
         the new value would be a constant to the transform. In a kernel that cannot be told any more.
         """
-        followed = {name for formula in self._slots.values.values() for name in formula.grads_of}
+        followed = {name for formula in self.values.values() for name in formula.grads_of}
         if not followed:
             return entry
         mutated = [(i, a.name) for i, a in enumerate(self.operator.schema.operands) if a.name in followed]
@@ -198,7 +176,7 @@ class AutogradRule:
         current = self._current
         if current is None:
             with lock:
-                backward, jvp = map(self._slots.values.get, ("backward", "jvp"))
+                backward, jvp = map(self.values.get, ("backward", "jvp"))
                 current = self._current = self._current or ActiveFormulas(self.operator, backward, jvp)
         return current
 
@@ -221,21 +199,36 @@ class AutogradRule:
         if current.node is None:
             with lock:
                 if current.node is None:
-                    backward, jvp = current.formulas
-                    if backward is not None and jvp is not None and backward.grads_of != jvp.grads_of:
-                        raise RegistrationError(  # both are of one node, which has the same outputs for both
-                            "register_autograd and register_jvp do not agree on which written arguments are "
-                            "differentiable",
-                            op=self.operator.qualname,
-                            expected=f"grads_of={backward.grads_of}, as for backward",
-                            got=f"grads_of={jvp.grads_of} for jvp",
-                            fix="register both with the same grads_of= and nondiff_args=",
-                        )
-                    current.node = make_node(self.operator, current.layout, backward, jvp)
+                    current.node = make_node(self.operator, current.layout, *current.formulas)
                     # Where something is ignored, the trampoline's own look at the arguments is not enough.
                     if self._current is current and not current.ignores:
                         self.apply = current.node.apply
         return current.node
+
+
+def _mutated_values(
+    grads_of: Names | None, nondiff_args: frozenset[str], originals: frozenset[str], schema: Schema, op: str
+) -> tuple[str, ...]:
+    """The written arguments whose new values are outputs to be differentiated, in the order of the schema.
+
+    An op that returns nothing has its results in what it writes; one that returns something is taken by default to
+    write only what nobody differentiates, as a counter or a cache.
+    """
+    chosen = tensor_names(grads_of or (), "grads_of", schema, op)
+    mutated = {argument.name: argument.alias for argument in schema.mutated}
+    for what, names in (("originals", originals), ("grads_of", chosen)):
+        for name in names - mutated.keys():
+            raise RegistrationError(f"{what}= names an argument, but the op does not write to it", op=op, argument=name)
+    if grads_of is None:
+        return () if schema.returns else tuple(name for name in mutated if name not in nondiff_args)
+    returned = [ret.alias for ret in schema.returns if ret.alias is not None]
+    for name in chosen:
+        problem = "it is one of nondiff_args" if name in nondiff_args else ""
+        if mutated[name] in returned:
+            problem = "it is returned, so backward gets a gradient for it already"
+        if problem:
+            raise RegistrationError(f"grads_of= names an argument, but {problem}", op=op, argument=name)
+    return tuple(name for name in mutated if name in chosen)
 
 
 #: How what torch says begins -> what was wrong, and what to do.
@@ -270,8 +263,7 @@ class ActiveFormulas:
         }
         self.node: Node | None = None
 
-    def watched(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-        """The arguments that matter."""
+    def not_ignored(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
         if not self.ignores:
             return (*args, *kwargs.values())
         values = [value for i, value in enumerate(args) if i not in self.ignores]
@@ -293,6 +285,14 @@ class Node(NamedTuple):
 def make_node(operator: OperatorHandle, layout: Layout, backward: Formula | None, jvp: Formula | None) -> Node:
     """The node of an op for these formulas."""
     op, formulas = operator.qualname, layout.formulas
+    if backward is not None and jvp is not None and backward.grads_of != jvp.grads_of:
+        raise RegistrationError(  # both are of one node, which has the same outputs for both
+            "register_autograd and register_jvp do not agree on which written arguments are differentiable",
+            op=op,
+            expected=f"grads_of={backward.grads_of}, as for backward",
+            got=f"grads_of={jvp.grads_of} for jvp",
+            fix="register both with the same grads_of= and nondiff_args=",
+        )
     materializes = False not in [formula.materialize_grads for formula in formulas]
     draws = True in [draws_again(formula.fn) for formula in formulas]
     set_up = SetUp(operator.schema, formulas)
@@ -301,8 +301,8 @@ def make_node(operator: OperatorHandle, layout: Layout, backward: Formula | None
     mutation = Mutation(layout, op, has_formula=bool(formulas))
     statics = {
         "forward": node_codegen.forward(layout, set_up, finish, compares, mutation, draws_again=draws),
-        "backward": node_codegen.backward(layout, op, backward, compares) if backward else _no_backward(operator),
-        "jvp": _jvp(layout, op, jvp) if jvp else _no_jvp(op),
+        "backward": node_codegen.backward(layout, op, backward, compares) if backward else _missing(operator),
+        "jvp": _jvp(layout, op, jvp) if jvp else _missing(operator, is_jvp=True),
     }
     name = "_".join(filter(None, operator.name))  # torch puts "Backward" after it
     marked = {key: staticmethod(_torch.dynamo.outside_dynamo(member)) for key, member in statics.items()}
@@ -328,25 +328,31 @@ def make_node(operator: OperatorHandle, layout: Layout, backward: Formula | None
     return Node(function, node_codegen.apply(layout, function))
 
 
-def _no_backward(operator: OperatorHandle) -> Fn:
+def _missing(operator: OperatorHandle, *, is_jvp: bool = False) -> Fn:
+    """What runs in the place of a formula that is not registered."""
+    error: type[CustomOpsError] = AutogradError
+    place = operator.spec.source
     problem = "Trying to backward through an op, but no autograd formula was registered"
     fix = "op.register_autograd(backward, setup_context=...)"
-    if not operator.differentiable.op:
+    if is_jvp:
+        error, place = UnsupportedError, ""
+        problem = "forward-mode differentiation (jvp, jacfwd, dual numbers) of an op without a jvp rule"
+        fix = "op.register_jvp(jvp, setup_context=...); or use reverse mode: jacrev(jacrev(f)) is a hessian, too"
+    elif not operator.differentiable.op:
         problem = "Trying to backward through an op that is declared not to be differentiable, but wrote its argument"
         fix = "call it under torch.no_grad() or on x.detach()"
     elif operator.schema.mutated:
         problem = "Trying to backward through an op that writes to its argument, but no autograd formula was registered"
-        fix = "op.register_autograd(backward, setup_context=...); or call it under torch.no_grad() or on x.detach()"
+        fix += "; or call it under torch.no_grad() or on x.detach()"
 
-    def backward(ctx: Any, *grads: Any) -> Any:
-        raise AutogradError(problem, op=operator.qualname, where=operator.spec.source, fix=fix)
+    def formula(ctx: Any, *values: Any) -> Any:
+        raise error(problem, op=operator.qualname, where=place or None, fix=fix)
 
-    return backward
+    return formula
 
 
 def _jvp(layout: Layout, op: str, formula: Formula) -> Fn:
     user_jvp, head = formula.fn, len(layout.head)
-    check = OutputTangents(layout, op, user_jvp)
 
     def jvp(ctx: Any, *given: Any) -> Any:
         flat, expected = given[head:], ctx._customops_expected
@@ -357,27 +363,19 @@ def _jvp(layout: Layout, op: str, formula: Formula) -> Fn:
             flat = tuple(map(materialize_zeros, flat, ctx._customops_zero_tangents))
         filled = dict(zip(indices, unflatten(flat, lengths), strict=True))
         tangents = [filled.get(i) if has else None for i, has in enumerate(layout.differentiable)]
-        result = _torch.autograd.call_jvp(
-            _torch.dispatcher.call_without_autocast, user_jvp, guarded_in_jvp(ctx, op), *tangents
-        )
+        seen, untracked = ctx, ctx._customops_untracked
+        if untracked is not None:  # if an outer transform differentiates the jvp, untracked tensors raise at once
+            with torch.inference_mode(False):  # else no tangents are seen
+                if any(map(_torch.autograd.is_tracked_further_out, untracked.links)):
+                    seen = Guarded(ctx, op, in_jvp=True)
+        result = _torch.autograd.call_jvp(_torch.dispatcher.call_without_autocast, user_jvp, seen, *tangents)
         results = result if isinstance(result, tuple) else (result,)
-        check.check(results, ctx._customops_results)
+        check_tangents(layout, op, user_jvp, results, ctx._customops_results)
         outputs = tuple(map(_torch.autograd.without_tangent, flatten(results, layout.list_outputs)[0]))
         if "_customops_writes" in ctx.__dict__:
             (mutated,) = flat_items(before.get(i) for i in ([0] if layout.in_place else layout.new_values))
             outputs = (_torch.autograd.call_jvp(written_tangent, mutated, *outputs),)
         return outputs[0] if len(outputs) == 1 else outputs
-
-    return jvp
-
-
-def _no_jvp(op: str) -> Fn:
-    def jvp(ctx: Any, *tangents: Any) -> Any:
-        raise UnsupportedError(
-            "forward-mode differentiation (jvp, jacfwd, dual numbers) of an op without a jvp rule",
-            op=op,
-            fix="op.register_jvp(jvp, setup_context=...); or use reverse mode: jacrev(jacrev(f)) is a hessian, too",
-        )
 
     return jvp
 
@@ -395,8 +393,13 @@ def _redispatch(operator: OperatorHandle, keyset: Any, mode: Any, /, *args: Any,
         raise
 
 
-def _general(rule: AutogradRule, operator: OperatorHandle, calls_directly: bool) -> Fn:
-    """What is done at the Autograd key where the device's kernel is not called directly: see `_codegen.kernel`."""
+def _general(rule: AutogradRule, operator: OperatorHandle) -> tuple[Fn, AutogradRule | None]:
+    """What is done at the Autograd key where the device's kernel is not called directly: see `_codegen.kernel`.
+
+    Also the rule, if its node may call the kernel directly.
+    """
+    # Results of other types, numbers for one, the dispatcher converts: then no node calls the kernel directly.
+    calls_directly = {ret.type for ret in operator.schema.returns} <= {"Tensor", "Tensor[]"}
     overload, path = operator.overload, operator.fast_path
     requires_grad = any_requires_grad(operator.schema)
     mutated = mutated_results(operator.schema, operator.tags)
@@ -417,12 +420,12 @@ def _general(rule: AutogradRule, operator: OperatorHandle, calls_directly: bool)
                 return overload.redispatch(casting, *args, **kwargs)  # and comes back
 
         current = rule.current()
-        watched = current.watched(args, kwargs)
+        values = current.not_ignored(args, kwargs)
         may_have_tangents = may_have_tangents or (path.tangents_seen and _torch.autograd.tangents_may_hide())
-        has_tangents = may_have_tangents and _torch.autograd.any_tangent(watched)
+        has_tangents = may_have_tangents and _torch.autograd.any_tangent(values)
         if has_tangents and not path.tangents_seen:
             operator.saw_tangents()
-        is_recorded = torch.is_grad_enabled() and requires_grad(*watched)
+        is_recorded = torch.is_grad_enabled() and requires_grad(*values)
         if not (is_recorded or has_tangents):
             # The operations of the kernel are not to take along tangents that the op ignores.
             mode = _torch.dispatcher.below_autograd() if may_have_tangents and current.ignores else AS_IT_IS
@@ -450,4 +453,4 @@ def _general(rule: AutogradRule, operator: OperatorHandle, calls_directly: bool)
             rule.explain(error)
             raise
 
-    return _torch.dynamo.outside_dynamo(general)
+    return _torch.dynamo.outside_dynamo(general), rule if calls_directly and Tag.out not in operator.tags else None

@@ -112,7 +112,7 @@ def _own_kernels(op: Any) -> Iterator[Rule]:
         elif isinstance(fn, Copies):
             yield Rule("kernel", target, "copies what the functional op returns", origin="derived")
         else:
-            found = of_function("kernel", fn, rule._slots.source(device), target=target)
+            found = of_function("kernel", fn, rule.source(device), target=target)
             note = "switched off" if rule._disabled(device) else "has no body" if is_stub(fn) else ""
             yield replace(found, note=note)
 
@@ -128,16 +128,16 @@ def _kernels(op: Any) -> Iterator[Rule]:
     if op._rules.out_variant is not None:
         yield from (replace(rule, kind="out") for rule in _own_kernels(op._rules.out_variant))
     raw = op._rules._others.get(RawRule)
-    for kernel in raw._kernels if raw else ():
-        for key in kernel.keys:
-            yield of_function("impl", kernel.fn, kernel.source, target=key)
+    for each, (keys, fn) in raw.values.items() if raw else ():
+        for key in keys:
+            yield of_function("impl", fn, raw.source(each), target=key)
 
 
 def _fake(op: Any) -> Iterator[Rule]:
     rule, qualname = op._rules.fake, op._qualname
-    registered = rule._slots.values.get(None)
+    registered = rule.values.get(None)
     if registered is not None:
-        yield of_function("fake", registered, rule._slots.source(None))
+        yield of_function("fake", registered, rule.source(None))
     elif rule.fn is not None:
         yield of_function("fake", rule.fn, "", origin="derived")
     elif rule.trivial():
@@ -175,7 +175,7 @@ def _gradients(op: Any) -> Iterator[Rule]:
     for kind in ("backward", "jvp"):
         formula = rule.formulas.get(kind)
         if formula is not None:
-            fn, source = formula.fn, rule._slots.source(kind)
+            fn, source = formula.fn, rule.source(kind)
             plain = derived_from(fn)
             yield of_function(kind, plain or fn, source, origin="derived" if plain else "registered")
         elif place:
@@ -199,9 +199,9 @@ def _vmap(op: Any) -> Iterator[Rule]:
     rule = op._rules.vmap
     fn = rule.registered
     if isinstance(fn, _Strategy):
-        yield Rule("vmap", name=name_of(fn.run).strip("_"), registered=rule._slots.source(None))
+        yield Rule("vmap", name=fn.name, registered=rule.source(None))
     elif fn is not None:
-        yield of_function("vmap", fn, rule._slots.source(None))
+        yield of_function("vmap", fn, rule.source(None))
     elif rule.without_rule is not None:
         yield Rule("vmap", name="that of the functional op, and a copy", origin="derived")
     elif op._definition.has_own_rules:
@@ -216,26 +216,26 @@ def _special(op: Any) -> Iterator[Rule]:
     """The rules that most ops do not have, and the samples."""
     rules = op._rules._others
     if (autocast := rules.get(AutocastRule)) is not None:
-        for device, dtype in autocast.dtypes.items():
+        for device, dtype in autocast.values.items():
             name = str(dtype).removeprefix("torch.")
-            yield Rule("autocast", device, name, registered=autocast._slots.source(device))
+            yield Rule("autocast", device, name, registered=autocast.source(device))
     if (dispatch := rules.get(TorchDispatchRule)) is not None:
-        for cls, fn in dispatch.rules.items():
-            yield of_function("torch_dispatch", fn, dispatch._slots.source(cls), target=cls.__name__)
+        for cls, fn in dispatch.values.items():
+            yield of_function("torch_dispatch", fn, dispatch.source(cls), target=cls.__name__)
     if (decompositions := rules.get(DecompositionRule)) is not None:
-        for compiler, (decomposition, applies) in decompositions._slots.values.items():
-            source = decompositions._slots.source(compiler)
+        for compiler, (decomposition, applies) in decompositions.values.items():
+            source = decompositions.source(compiler)
             found = of_function("decomposition", decomposition.fn, source, target=compiler)
             yield replace(found, note=f"where {name_of(applies.fn)} is true" if applies else "")
     if (lowerings := rules.get(InductorLoweringRule)) is not None:
-        for lowering in lowerings._slots.values.values():
-            yield of_function("lowering", lowering.fn, lowerings._slots.source(None), target="inductor")
+        for lowering in lowerings.values.values():
+            yield of_function("lowering", lowering.fn, lowerings.source(None), target="inductor")
     if (replacements := rules.get(ReplacementRule)) is not None:
-        for pattern in replacements._patterns:
-            yield of_function("replacement", pattern.equivalent.fn, "", target="inductor", origin="registered")
+        for pattern in replacements.values.values():
+            yield of_function("replacement", pattern.fn.fn, "", target="inductor", origin="registered")
     if (effects := rules.get(EffectRule)) is not None:
-        for effect in effects.effects.values():
-            yield Rule("effect", name=str(effect).rpartition(".")[2], registered=effects._slots.source(None))
+        for effect in effects.values.values():
+            yield Rule("effect", name=str(effect).rpartition(".")[2], registered=effects.source(None))
     sharding = _torch.dispatcher.sharding_of(op._opoverload)
     if sharding is not None:  # that of DTensor, which most programs do not use
         yield of_function("sharding", sharding, "", target="DTensor", origin="others")

@@ -214,7 +214,7 @@ class Register(HasSignature[P, R]):
         if self._lowering is not None:
             formula, setup = self._lowering.jvp(jvp), self._lowering.setup_context(setup_context)
             options = self._lowering.options(options)
-        self._register(lib, self._rules.autograd.register_jvp, formula, setup, options)
+        self._register(lib, self._rules.autograd.register, formula, setup, options, "jvp")
         return jvp
 
     @overload
@@ -262,7 +262,7 @@ class Register(HasSignature[P, R]):
         of_formulas: Any = {"originals": found.originals, **options}
         rule = self._rules.autograd
         with lock:
-            self._register(lib, rule.register_jvp, found.jvp, found.setup_context, of_formulas)
+            self._register(lib, rule.register, found.jvp, found.setup_context, of_formulas, "jvp")
             self._register(lib, rule.register, found.backward, found.setup_context, of_formulas)
         return fn
 

@@ -31,7 +31,7 @@ from customops._dispatch.registrations import Registration, Undo, lock, nothing
 from customops._dispatch.results import of_environment
 from customops._dispatch.scopes import Sample, in_scope, outside_scopes, record_in_scope
 from customops._op.methods import REGISTRATIONS, Register
-from customops._rules import Rules, graph_calls
+from customops._rules import Rules, compilers
 from customops._rules.fake import Like
 from customops._schema.model import Schema
 from customops._schema.parse import has_signature, signature_of
@@ -339,10 +339,10 @@ class CustomOpDef(Described[P], Register[P, R]):
                     kernel.current_kernel.unchecked = True
                     if kernel.current_kernel.direct is not None:
                         generate_again(kernel.current_kernel.direct, when=options.check)
-            self._rules.autograd.regenerate()
+            self._rules.autograd._changed()
         self._choose_call()
         if before.direct_in_graphs != options.direct_in_graphs:
-            graph_calls.bind(operator)
+            compilers.bind_direct_calls(operator)
         operator.recompile()
 
     def _compute_entry(self) -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from customops._autograd.rule import AutogradRule
 from customops._dispatch.operator import OperatorHandle
-from customops._rules import functionalization, graph_calls
+from customops._rules import compilers, functionalization
 from customops._rules.autocast import AutocastRule
 from customops._rules.compilers import DecompositionRule, InductorLoweringRule, ReplacementRule
 from customops._rules.fake import FakeRule
@@ -18,51 +18,47 @@ from customops._rules.vmap import VmapRule
 
 R = TypeVar("R")
 
-
 #: The rules by which compilers put other code in the place of the op.
 _FOR_COMPILERS = (DecompositionRule, InductorLoweringRule, ReplacementRule)
+
+#: Rules that most ops do not have, but for the out variant.
+_TRACED = (RawRule, AutocastRule, EffectRule, TorchDispatchRule, *_FOR_COMPILERS)
+
+
+class _OnFirstUse(Generic[R]):
+    """A rule that most ops do not have: it is made when it is first asked for."""
+
+    def __init__(self, kind: type[R]) -> None:
+        self.kind = kind
+
+    def __get__(self, rules: Rules, owner: type) -> R:
+        if self.kind not in rules._others:
+            rules._others[self.kind] = self.kind()
+            rules._others[self.kind].bind(rules.operator)
+        rule: R = rules._others[self.kind]
+        return rule
 
 
 class Rules:
     """The rules of an op. They hold what is registered; `bind` puts it into the dispatcher, for an op or another."""
 
     operator: OperatorHandle
+    raw = _OnFirstUse(RawRule)
+    autocast = _OnFirstUse(AutocastRule)
+    effect = _OnFirstUse(EffectRule)
+    torch_dispatch = _OnFirstUse(TorchDispatchRule)
+    decomposition = _OnFirstUse(DecompositionRule)
+    inductor_lowering = _OnFirstUse(InductorLoweringRule)
+    replacement = _OnFirstUse(ReplacementRule)
+    out = _OnFirstUse(OutRule)
 
     def __init__(self, fake: FakeRule | None = None, autograd: AutogradRule | None = None) -> None:
         self.kernel = KernelRule()
         self.fake = fake or FakeRule()
         self.autograd = autograd or AutogradRule()
         self.vmap = VmapRule()
-        #: Rules of the other kinds, which most ops do not have. They are made on first use.
+        #: Those of the other kinds that were made.
         self._others: dict[type, Any] = {}
-
-    @property
-    def raw(self) -> RawRule:
-        return self._other(RawRule)
-
-    @property
-    def autocast(self) -> AutocastRule:
-        return self._other(AutocastRule)
-
-    @property
-    def effect(self) -> EffectRule:
-        return self._other(EffectRule)
-
-    @property
-    def decomposition(self) -> DecompositionRule:
-        return self._other(DecompositionRule)
-
-    @property
-    def inductor_lowering(self) -> InductorLoweringRule:
-        return self._other(InductorLoweringRule)
-
-    @property
-    def replacement(self) -> ReplacementRule:
-        return self._other(ReplacementRule)
-
-    @property
-    def out(self) -> OutRule:
-        return self._other(OutRule)
 
     @property
     def has_out(self) -> bool:
@@ -74,17 +70,6 @@ class Rules:
         """The `CustomOpDef` of the out variant that is there, or None."""
         return self.out.variant if self.has_out and self.out.is_there else None
 
-    @property
-    def torch_dispatch(self) -> TorchDispatchRule:
-        return self._other(TorchDispatchRule)
-
-    def _other(self, kind: type[R]) -> R:
-        if kind not in self._others:
-            self._others[kind] = kind()
-            self._others[kind].bind(self.operator)
-        rule: R = self._others[kind]
-        return rule
-
     def bind(self, operator: OperatorHandle, guard_changed: Callable[[], None]) -> None:
         """Let the rules be those of `operator`, which is new, was adopted, or takes the place of one that was removed.
 
@@ -92,33 +77,22 @@ class Rules:
             operator: gets what comes with an op of ours, and all that was registered so far.
             guard_changed: called when `AutogradRule.call_guard` returns something else.
         """
-        self.operator = operator
-        self.kernel.bind(operator)
-        self.fake.bind(operator)
-        self.autograd.bind(operator, guard_changed)
-        self.vmap.bind(operator)
-        for rule in self._others.values():
+        self.operator, self.autograd.guard_changed = operator, guard_changed
+        for rule in (self.kernel, self.fake, self.autograd, self.vmap, *self._others.values()):
             rule.bind(operator)
-        functionalization.bind_functionalization(operator, self.kernel.default)
-        functionalization.bind_ad_inplace_or_view(operator)
-        functionalization.bind_checkpointing(operator)
-        graph_calls.bind(operator)
+        if operator.has_own_rules:
+            functionalization.bind(operator, self.kernel.default)
+        compilers.bind_direct_calls(operator)
 
     def traced(self) -> tuple[Any, ...]:
         """What compilers trace through, or decide by. Kernels they call, but those at keys above the devices."""
-        raw, autocast, effect, torch_dispatch = map(
-            self._others.get, (RawRule, AutocastRule, EffectRule, TorchDispatchRule)
-        )
+        others = [(kind.__name__, self._others[kind].traced()) for kind in _TRACED if kind in self._others]
         return (
             self.fake.fn,
-            raw.traced() if raw else [],
             self.autograd.formulas,
-            autocast.dtypes if autocast else {},
-            effect.effects if effect else {},
-            self.vmap.rules,
-            torch_dispatch.rules if torch_dispatch else {},
-            [self._others[kind].traced() for kind in _FOR_COMPILERS if kind in self._others],
+            self.vmap.values,
             self.kernel.traced(),
+            [(name, traced) for name, traced in others if traced],
         )
 
     def equivalents(self) -> list[Callable[..., Any]]:

@@ -10,28 +10,18 @@ from torch import Tensor
 
 from customops import _torch
 from customops._dispatch.operator import OperatorHandle
-from customops._dispatch.registrations import Registration, Slots, Undo
+from customops._dispatch.registrations import Registration, Undo
+from customops._dispatch.rule import Rule
 from customops._schema.model import Schema
 from customops.errors import DefinitionError, RegistrationError, brief
 
 
-class AutocastRule:
+class AutocastRule(Rule[str, torch.dtype]):
     """device type -> dtype. Registering a device again replaces its dtype."""
 
-    operator: OperatorHandle
-
-    def __init__(self) -> None:
-        self._slots: Slots[str, torch.dtype] = Slots(self._install_at, lambda: self.operator.recompile())
-        self._follower: OperatorHandle | None = None
-        self._followed: set[str] = set()
-
-    @property
-    def dtypes(self) -> dict[str, torch.dtype]:
-        return self._slots.values
-
-    def bind(self, operator: OperatorHandle) -> None:
-        self.operator = operator
-        self._slots.reset()
+    #: The op's out variant, and the devices for which its inputs are cast, too.
+    _follower: OperatorHandle | None = None
+    _followed: frozenset[str] = frozenset()
 
     def register(self, device_type: str, cast_inputs: torch.dtype) -> Registration:
         op = self.operator.qualname
@@ -62,15 +52,15 @@ class AutocastRule:
             raise DefinitionError(
                 f"device type {device_type!r} does not support autocast", op=op, argument="device_type"
             )
-        return self._slots.set(device_type, cast_inputs)
+        return self.set(device_type, cast_inputs)
 
     def follow(self, variant: OperatorHandle) -> None:
         """Let the inputs of the op's out variant be cast, too, as those of the op are."""
-        self._follower, self._followed = variant, set()
-        for device_type in self.dtypes:
+        self._follower, self._followed = variant, frozenset()
+        for device_type in self.values:
             self._install_at_follower(device_type)
 
-    def _install_at(self, device_type: str, own_library: bool) -> Undo:
+    def _install(self, device_type: str, own_library: bool) -> Undo:
         self._install_at_follower(device_type)
         return self._impl(self.operator, device_type, own_library)
 
@@ -79,12 +69,12 @@ class AutocastRule:
         variant = self._follower
         if variant is not None and variant.removed is None and device_type not in self._followed:
             self._impl(variant, device_type, True)
-            self._followed.add(device_type)
+            self._followed |= {device_type}
 
     def _impl(self, operator: OperatorHandle, device_type: str, own_library: bool) -> Undo:
         key = "Autocast" + _torch.dispatcher.device_key(device_type)
         # Without a dtype it was taken back while a call was on its way.
-        fn = casting(operator.overload, operator.schema, device_type, key, lambda: self.dtypes.get(device_type))
+        fn = casting(operator.overload, operator.schema, device_type, key, lambda: self.values.get(device_type))
         return operator.impl(fn, key, own_library=own_library)
 
 

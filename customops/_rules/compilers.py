@@ -1,19 +1,25 @@
-"""What the rules for compilers share: which ops have them, and how their functions get the arguments of a call."""
+"""For compilers: code in the place of the op, the op in the place of code, and calls without the dispatcher."""
 
 from __future__ import annotations
 
 import functools
 import inspect
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal
 
 import torch
 
 from customops import _torch
+from customops._codegen.bypass import graph_call
 from customops._dispatch.callbacks import Fn, bind_kernel, filler
+from customops._dispatch.names import Name
 from customops._dispatch.operator import OperatorHandle
-from customops._dispatch.registrations import Registration, RegistrationGroup, Slots, Undo, nothing
+from customops._dispatch.registrations import Registration, RegistrationGroup, Undo
+from customops._dispatch.rule import Rule
 from customops._dispatch.scopes import Sample
+from customops._schema.model import Argument
+from customops._schema.types import ROWS, item_type
 from customops.errors import RegistrationError, UnsupportedError, brief, where
 
 
@@ -46,19 +52,18 @@ class Equivalent:
         try:
             return _torch.inductor.substitute(self.operator.overload, self, args, kwargs, self._fault, random)
         except RecursionError as error:
-            problem = f"the {self.role} calls the op itself, without end"
             fix = "return NotImplemented for arguments on which the op itself should run"
-            raise RegistrationError(problem, op=self.operator.qualname, where=where(self.fn), fix=fix) from error
+            raise self._fault("calls the op itself, without end", fix=fix) from error
 
-    def _fault(self, problem: str, expected: str, got: str) -> Exception:
-        return RegistrationError(
-            f"the {self.role} {problem}",
-            op=self.operator.qualname,
-            expected=expected,
-            got=got,
-            where=where(self.fn),
-            fix="correct it, or let it return NotImplemented for such arguments",
-        )
+    def _fault(
+        self,
+        problem: str,
+        expected: str | None = None,
+        got: str | None = None,
+        fix: str = "correct it, or let it return NotImplemented for such arguments",
+    ) -> Exception:
+        problem, op, place = f"the {self.role} {problem}", self.operator.qualname, where(self.fn)
+        return RegistrationError(problem, op=op, expected=expected, got=got, where=place, fix=fix)
 
     def arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """All arguments, with defaults: in a graph those that are positional may be there by name."""
@@ -81,29 +86,14 @@ When = Literal["inductor", "export"] | Callable[..., bool]
 _COMPILERS = ("inductor", "export")
 
 
-class DecompositionRule:
+class DecompositionRule(Rule[str, tuple[Equivalent, Equivalent | None]]):
     """compiler -> the decomposition for it, and the predicate that says where it is one, or None for everywhere."""
 
-    operator: OperatorHandle
-
-    def __init__(self) -> None:
-        self._slots = Slots[str, tuple[Equivalent, Equivalent | None]](
-            self._install_for, lambda: self.operator.recompile()
-        )
-
-    def bind(self, operator: OperatorHandle) -> None:
-        self.operator = operator
-        self._slots.reset()
-
     def traced(self) -> Any:
-        return {
-            compiler: (fn.fn, None if applies is None else applies.fn)
-            for compiler, (fn, applies) in self._slots.values.items()
-        }
+        return {key: (fn.fn, None if applies is None else applies.fn) for key, (fn, applies) in self.values.items()}
 
     def equivalents(self) -> list[Fn]:
-        """What must compute the same as the op. Each returns NotImplemented where it does not apply."""
-        return [functools.partial(self._decompose, compiler) for compiler in self._slots.values]
+        return [functools.partial(self._call, False, compiler) for compiler in self.values]
 
     def register(self, fn: Fn, when: Any) -> Registration:
         check_functional(self.operator, "a decomposition")
@@ -116,22 +106,20 @@ class DecompositionRule:
             )
         decomposition = Equivalent(self.operator, fn, "decomposition")
         if not callable(when):
-            return self._slots.set(when, (decomposition, None))
+            return self.set(when, (decomposition, None))
         applies = Equivalent(self.operator, when, "predicate")
-        return RegistrationGroup([self._slots.set(compiler, (decomposition, applies)) for compiler in _COMPILERS])
+        return RegistrationGroup([self.set(compiler, (decomposition, applies)) for compiler in _COMPILERS])
 
-    def _install_for(self, compiler: str, own_library: bool) -> Undo:
-        undo = _torch.inductor.enter(self.operator.overload, compiler, functools.partial(self._trace, compiler))
+    def _install(self, compiler: str, own_library: bool) -> Undo:
+        undo = _torch.inductor.enter(self.operator.overload, compiler, functools.partial(self._call, True, compiler))
         self.operator.on_removal.append(undo)
         return undo
 
-    def _trace(self, compiler: str, /, *args: Any, **kwargs: Any) -> Any:
-        fn, applies = self._slots.values[compiler]
-        return fn.substitute(args, kwargs) if applies is None or applies(*args, **kwargs) else NotImplemented
-
-    def _decompose(self, compiler: str, /, *args: Any, **kwargs: Any) -> Any:
-        fn, applies = self._slots.values[compiler]
-        return fn(*args, **kwargs) if applies is None or applies(*args, **kwargs) else NotImplemented
+    def _call(self, is_traced: bool, compiler: str, /, *args: Any, **kwargs: Any) -> Any:
+        fn, applies = self.values[compiler]
+        if applies is not None and not applies(*args, **kwargs):
+            return NotImplemented
+        return fn.substitute(args, kwargs) if is_traced else fn(*args, **kwargs)
 
 
 # Lowerings: plain torch code that inductor generates code for in the place of a call of the op ------------------------
@@ -139,36 +127,26 @@ class DecompositionRule:
 # autograd, partitioners, checkpointing policies and patterns see whole.
 
 
-class InductorLoweringRule:
+class InductorLoweringRule(Rule[None, Equivalent]):
     """The lowering that was registered last."""
 
-    operator: OperatorHandle
-
-    def __init__(self) -> None:
-        self._slots: Slots[None, Equivalent] = Slots(self._install, lambda: self.operator.recompile())
-
-    def bind(self, operator: OperatorHandle) -> None:
-        self.operator = operator
-        self._slots.reset()
-
     def traced(self) -> Any:
-        return [lowering.fn for lowering in self._slots.values.values()]
+        return [lowering.fn for lowering in self.values.values()]
 
     def equivalents(self) -> list[Fn]:
-        """What must compute the same as the op. Each returns NotImplemented where it does not apply."""
-        return [*self._slots.values.values()]
+        return [*self.values.values()]
 
     def register(self, fn: Fn) -> Registration:
         check_functional(self.operator, "a lowering")
-        return self._slots.set(None, Equivalent(self.operator, fn, "lowering"))
+        return self.set(None, Equivalent(self.operator, fn, "lowering"))
 
     def _install(self, _: None, own_library: bool) -> Undo:
-        undo = _torch.inductor.enter(self.operator.overload, "lowering", self._trace)
+        def trace(*args: Any, **kwargs: Any) -> Any:
+            return self.values[None].substitute(args, kwargs, random=False)
+
+        undo = _torch.inductor.enter(self.operator.overload, "lowering", trace)
         self.operator.on_removal.append(undo)
         return undo
-
-    def _trace(self, /, *args: Any, **kwargs: Any) -> Any:
-        return self._slots.values[None].substitute(args, kwargs, random=False)
 
 
 # Replacements: plain torch code in the place of which inductor calls the op -------------------------------------------
@@ -176,25 +154,14 @@ class InductorLoweringRule:
 # gets, before they are split into forward and backward: with gradients, code is replaced together with its backward.
 
 
-class ReplacementRule:
-    """The patterns of an op: there may be several."""
-
-    operator: OperatorHandle
-
-    def __init__(self) -> None:
-        self._patterns: list[_Replacement] = []
-
-    def bind(self, operator: OperatorHandle) -> None:
-        self.operator = operator
-        for pattern in self._patterns:
-            pattern.install()
+class ReplacementRule(Rule[object, "_Replacement"]):
+    """The patterns of an op. There may be several: each has a key of its own."""
 
     def traced(self) -> Any:
-        return [pattern.equivalent.fn for pattern in self._patterns]
+        return [pattern.fn.fn for pattern in self.values.values()]
 
     def equivalents(self) -> list[Fn]:
-        """What must compute the same as the op. Each returns NotImplemented where it does not apply."""
-        return [pattern.compute for pattern in self._patterns]
+        return [pattern.compute for pattern in self.values.values()]
 
     def register(
         self, fn: Fn, op: Fn, samples: Callable[[], Iterable[Sample]], has_backward: Callable[[], bool]
@@ -210,56 +177,46 @@ class ReplacementRule:
                     got=argument.type,
                     fix="give it a default",
                 )
-        pattern = _Replacement(self, Equivalent(self.operator, fn, "pattern"), op, samples, has_backward)
-        self._patterns.append(pattern)
-        pattern.install()
-        return pattern
+        pattern = _Replacement(Equivalent(self.operator, fn, "pattern"), op, samples, has_backward)
+        return self.set(object(), pattern, "")
+
+    def _install(self, key: object, own_library: bool) -> Undo:
+        undo = _torch.inductor.add_pattern(self.values[key].pattern())
+        self.operator.on_removal.append(undo)
+        return undo
+
+    def _changed(self) -> None:
+        """Graphs of the op are as before."""
 
 
-class _Replacement(Registration):
-    """The registration of a pattern."""
+class _Replacement:
+    """A pattern, and the op that is called in its place."""
 
     def __init__(
-        self,
-        rule: ReplacementRule,
-        equivalent: Equivalent,
-        op: Fn,
-        samples: Callable[[], Iterable[Sample]],
-        has_backward: Callable[[], bool],
+        self, fn: Equivalent, op: Fn, samples: Callable[[], Iterable[Sample]], has_backward: Callable[[], bool]
     ) -> None:
-        super().__init__()
-        self.rule, self.equivalent, self.op = rule, equivalent, op
-        self.samples, self.has_backward = samples, has_backward
-        self.schema = rule.operator.schema
+        self.fn, self.op, self.samples, self.has_backward, self.schema = fn, op, samples, has_backward, fn.schema
         #: The arguments that the pattern is a function of, and the values of the others.
         self.varied = [argument for argument in self.schema.arguments if argument.type in ("Tensor", "float")]
         self.fixed = {a.name: a.default for a in self.schema.arguments if a not in self.varied}
-        self.uninstall: Undo = nothing
 
-    def install(self) -> None:
-        operator = self.rule.operator
+    def pattern(self) -> Any:
+        """What inductor is to look for, and to put in its place."""
         names = [argument.name for argument in self.varied]
         floats = [argument.name for argument in self.varied if argument.type == "float"]
-        pattern = _torch.inductor.Pattern(
-            operator.qualname,
-            _Function("pattern", names, functools.partial(self._call, self.equivalent)),
-            _Function("replacement", names, functools.partial(self._call, self.op)),
+        return _torch.inductor.Pattern(
+            self.fn.operator.qualname,
+            _function("pattern", names, functools.partial(self._call, self.fn)),
+            _function("replacement", names, functools.partial(self._call, self.op)),
             self._examples,
             # Not the value of any number in a program, to be told from all others when it is traced.
             {name: 0.1234567 + i / 1000 for i, name in enumerate(floats)},
             self.has_backward,
         )
-        self.uninstall = _torch.inductor.add_pattern(pattern)
-        operator.on_removal.append(self.uninstall)
-
-    def unregister(self) -> None:
-        if self in self.rule._patterns:
-            self.rule._patterns.remove(self)
-        self.uninstall()
 
     def _by_name(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """The arguments of a call of the op."""
-        args, kwargs = self.equivalent.arguments(args, kwargs)
+        args, kwargs = self.fn.arguments(args, kwargs)
         return {**dict(zip((a.name for a in self.schema.positional), args, strict=False)), **kwargs}
 
     def compute(self, *args: Any, **kwargs: Any) -> Any:
@@ -267,7 +224,7 @@ class _Replacement(Registration):
         values = self._by_name(args, kwargs)
         if any(values.get(name, default) != default for name, default in self.fixed.items()):
             return NotImplemented
-        return self.equivalent(*args, **kwargs)
+        return self.fn(*args, **kwargs)
 
     def _call(self, fn: Fn, values: dict[str, Any]) -> Any:
         values = {a.name: a.default for a in self.schema.arguments if a.has_default} | values
@@ -287,14 +244,77 @@ class _Replacement(Registration):
                 yield example
 
 
-class _Function:
+def _function(name: str, parameters: list[str], call: Callable[[dict[str, Any]], Any]) -> Fn:
     """A function with these parameters, of which torch asks the names."""
 
-    def __init__(self, name: str, parameters: list[str], call: Callable[[dict[str, Any]], Any]) -> None:
-        self.__name__ = name
-        self.parameters, self.call = parameters, call
-        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-        self.__signature__ = inspect.Signature([inspect.Parameter(each, kind) for each in parameters])
+    def function(*args: Any, **kwargs: Any) -> Any:
+        return call({**dict(zip(parameters, args, strict=False)), **kwargs})
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.call({**dict(zip(self.parameters, args, strict=False)), **kwargs})
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    function.__name__ = name
+    function.__signature__ = inspect.Signature([inspect.Parameter(each, kind) for each in parameters])  # type: ignore[attr-defined]
+    return function
+
+
+# Direct calls: in a graph of inductor, a call of an op of ours runs its kernel without the dispatcher -----------------
+# Inductor writes ``torch.ops.ns.f.default(...)`` for such a call. When the graph runs, there is mostly nothing left for
+# the dispatcher to do, and it costs more than many kernels. So the code calls a function that is generated for the op
+# (`_codegen.bypass`), which looks for what the dispatcher would have to do, and leaves it to the dispatcher.
+
+#: What may be called directly: name -> the handle, that of the op also under the name of its mutation-only variant.
+_operators: weakref.WeakValueDictionary[str, OperatorHandle] = weakref.WeakValueDictionary()
+
+
+def bind_direct_calls(operator: OperatorHandle) -> None:
+    """Nothing to register: the code of a graph asks for the function by the name of the op."""
+    names = [operator.qualname] + ([operator.mutation_only.qualname] if operator.mutation_only is not None else [])
+    for name in names:
+        if operator.has_own_rules and operator.options.direct_in_graphs:
+            _operators[name] = operator
+        else:
+            _operators.pop(name, None)
+
+
+def may_be_direct(qualname: str, device: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """May a graph call the op without the dispatcher, with these arguments?"""
+    operator = _operators.get(qualname)
+    if operator is None or operator.removed is not None or operator.find_fast_path_in_graphs(device) is None:
+        return False
+    schema = operator.schema
+    if len(args) > len(schema.positional) or any(ret.type not in ("Tensor", "Tensor[]") for ret in schema.returns):
+        return False
+    by_name = {argument.name: argument for argument in schema.arguments}
+    given = [*zip(schema.positional, args, strict=False), *((by_name[name], value) for name, value in kwargs.items())]
+    return all(_arrives_unchanged(argument, argument.type, value) for argument, value in given)
+
+
+def _arrives_unchanged(argument: Argument, type_: str, value: Any) -> bool:
+    """Would the dispatcher hand on what a graph has for an argument, or for an item of it, as it is?"""
+    if value is None:
+        return type_.endswith("?") or (type_ == "Tensor" and argument.type == "Tensor")
+    type_ = type_.removesuffix("?")
+    item = item_type(type_)
+    if item is not None:
+        return isinstance(value, list) and all(_arrives_unchanged(argument, item, each) for each in value)
+    if value is _torch.inductor.TENSOR:
+        return type_ == "Tensor"
+    if isinstance(value, torch.SymInt):
+        return type_ in ("SymInt", "int")
+    row = ROWS.get(type_)
+    if row is None or type(value) not in row.unchanged or type_ == "Tensor":
+        return False
+    return type(value) is not int or -(2**63) <= value < 2**63
+
+
+def direct_call(qualname: str, device: str) -> Callable[..., Any]:
+    """The function that graphs call for an op, on tensors of a device that is given by its dispatch key."""
+    operator, name = _operators.get(qualname), Name.parse(qualname)
+
+    def dispatched(*args: Any, **kwargs: Any) -> Any:
+        """Call the op that has the name now, as ``torch.ops`` in the code of a graph would."""
+        return _torch.library.overload_of(name.packet, name.overload)(*args, **kwargs)
+
+    return dispatched if operator is None else graph_call(operator, device, dispatched)
+
+
+_torch.inductor.write_direct_calls(may_be_direct, direct_call)

@@ -16,14 +16,15 @@ from torch import Tensor
 from customops import _torch
 from customops._dispatch import names
 from customops._dispatch.callbacks import Fill, Fn, bind_kernel, filler
-from customops._dispatch.operator import OperatorHandle, OpSpec
-from customops._dispatch.registrations import Registration, Slots, Undo
+from customops._dispatch.operator import OpSpec
+from customops._dispatch.registrations import Registration, Undo
 from customops._dispatch.results import (
     ResultCheck,
     mutated_results,
     result_error,
     structure_check,
 )
+from customops._dispatch.rule import Rule
 from customops._rules.out import asking
 from customops._schema.model import Return, Schema
 from customops._torch.schema import Tag
@@ -45,29 +46,24 @@ from customops.errors import (
 __tracebackhide__ = True  # pytest leaves the frames out
 
 
-class FakeRule:
-    """The fake of one op."""
+class FakeRule(Rule[None, Fn]):
+    """The fake of one op. Without one, the function that comes with the op says how to register it."""
 
-    operator: OperatorHandle
-    #: What is there without being registered: without a fake it says how to register one.
     _with_op: tuple[None, ...] = (None,)
-
-    def __init__(self) -> None:
-        self._slots: Slots[None, Fn] = Slots(self._install_trampoline, self._tell_torch)
-        #: What is called as long as none is registered.
-        self.default: Fn | None = None
-        #: What became of the one of an op that this one replaced; "" if that had none.
-        self.lost = ""
+    #: What is called as long as none is registered.
+    default: Fn | None = None
+    #: What became of the one of an op that this one replaced; "" if that had none.
+    lost = ""
 
     def follow(self, old: FakeRule, place: str) -> None:
         """The op of another rule was replaced by this one's, at a place."""
-        source = old._slots.source(None)
+        source = old.source(None)
         replaced = f"the one registered at {source} is of the op that was replaced by the definition at {place}"
         self.lost = replaced if source else old.lost
 
     @property
     def fn(self) -> Fn | None:
-        registered = self._slots.values.get(None)
+        registered = self.values.get(None)
         return registered if registered is not None else self._kernel
 
     @functools.cached_property
@@ -77,10 +73,6 @@ class FakeRule:
         if not spec.traceable or spec.kernel is None or self.trivial():
             return None
         return bind_kernel(spec.kernel, spec.schema, spec.qualname, "kernel")
-
-    def bind(self, operator: OperatorHandle) -> None:
-        self.operator = operator
-        self._slots.reset(with_op=self._with_op if operator.has_own_rules else ())
 
     @functools.cached_property
     def _by_schema(self) -> tuple[Fill | None, ResultCheck, Fn | None]:
@@ -99,7 +91,7 @@ class FakeRule:
                 fix="register fakes for those ops, or define this one below autograd (CompositeExplicitAutograd)",
             )
         if not allow_override:
-            record, source = _torch.library.fake_record(op), self._slots.source(None)
+            record, source = _torch.library.fake_record(op), self.source(None)
             known = _torch.library.torch_op_of(op)
             # For an op made by torch's own custom_op without a fake, one that raises is on record.
             if not source and record is not None and (known is None or known._abstract_fn is not None):
@@ -116,7 +108,7 @@ class FakeRule:
                     UserWarning,
                     stacklevel=user_stacklevel(),
                 )
-        return self._slots.set(None, fn, user_source())
+        return self.set(None, fn)
 
     def trivial(self) -> bool:
         """Does the schema alone say what comes out? (what was written to, or nothing)"""
@@ -137,7 +129,7 @@ class FakeRule:
             "that returns tensors like the kernel's, e.g. torch.empty_like(x)",
         )
 
-    def _install_trampoline(self, _: None, own_library: bool) -> Undo:
+    def _install(self, _: None, own_library: bool) -> Undo:
         """Put the function that calls the fake into torch's registry of fakes."""
         operator = self.operator
         overload, op, namespace = operator.overload, operator.qualname, operator.name.namespace
@@ -161,18 +153,18 @@ class FakeRule:
                     raise result_error(operator.schema, op, result, fn, role="fake impl")
                 return expected
             except Exception as error:
-                said = _said(error, op)
-                if said is error:
+                clear = _for_dynamo(error, op)
+                if clear is error:
                     raise
-                raise said from None
+                raise clear from None
 
         fn = _torch.dynamo.outside_dynamo(fake)
         return operator.impl_fake(fn, operator.spec.source, own_library=own_library)
 
-    def _tell_torch(self) -> None:
+    def _changed(self) -> None:
         if self.operator.removed is None:  # else the name may be another op's by now
             self.operator.recompile()
-            source = self._slots.source(None) or self.operator.spec.source
+            source = self.source(None) or self.operator.spec.source
             _torch.library.set_fake_source(self.operator.qualname, source)
 
 
@@ -180,7 +172,7 @@ class FakeRule:
 _FAULTS = (AttributeError, NameError, KeyError, ValueError, RuntimeError, AssertionError, UnboundLocalError)
 
 
-def _said(error: Exception, op: str) -> Exception:
+def _for_dynamo(error: Exception, op: str) -> Exception:
     """What to raise for what a fake raised: where Dynamo would hide where and why, an error that says it."""
     if isinstance(error, CustomOpsError):
         return _torch.dynamo.said_plainly(error)
@@ -200,8 +192,8 @@ def _said(error: Exception, op: str) -> Exception:
         where=f"{frame.tb_frame.f_code.co_name} ({frame.tb_frame.f_code.co_filename}:{frame.tb_lineno})",
         fix=fix,
     )
-    said = _torch.dynamo.said_plainly(made, breaks=reads_data)
-    return error if said is made else said
+    shown = _torch.dynamo.said_plainly(made, breaks=reads_data)
+    return error if shown is made else shown
 
 
 # Fakes that are declared: each result is like an argument, but for what is said ---------------------------------------
@@ -223,26 +215,16 @@ class Like:
     device: str | None = None
     memory_format: torch.memory_format = torch.preserve_format
 
-    def make(self, given: dict[str, Any], op: str) -> Any:
-        """The result, without data, of a call of `op` with these arguments.
-
-        Raises:
-            KernelError: what `shape` says gives no sizes.
-        """
-        value = given[self.argument]
-        if isinstance(value, (list, tuple)):
-            return [self._one(each, given, op) for each in value]
-        return self._one(value, given, op)
-
-    def _one(self, tensor: Tensor | None, given: dict[str, Any], op: str) -> Tensor | None:
+    def make(self, tensor: Tensor | None, given: dict[str, Any], op: str) -> Tensor | None:
+        """The result, without data, like a tensor of a call of `op` with these arguments. Sizes are checked."""
         if tensor is None:
             return None
-        said: dict[str, Any] = {"dtype": tensor.dtype, "device": tensor.device}
+        options: dict[str, Any] = {"dtype": tensor.dtype, "device": tensor.device}
         for name, option in (("dtype", self.dtype), ("device", self.device)):
             value = given[option] if isinstance(option, str) else option
-            said[name] = (getattr(value, name) if isinstance(value, Tensor) else value) or said[name]
+            options[name] = (getattr(value, name) if isinstance(value, Tensor) else value) or options[name]
         if self.shape is None:
-            return torch.empty_like(tensor, **said, memory_format=self.memory_format)
+            return torch.empty_like(tensor, **options, memory_format=self.memory_format)
         shape: Any = self.shape
         if isinstance(shape, str):
             sizes = given[shape].shape if isinstance(given[shape], Tensor) else given[shape]
@@ -262,7 +244,7 @@ class Like:
             )
         is_default = self.memory_format is torch.preserve_format
         memory_format = torch.contiguous_format if is_default else self.memory_format
-        return torch.empty(sizes, **said, memory_format=memory_format)
+        return torch.empty(sizes, **options, memory_format=memory_format)
 
 
 def like(
@@ -351,8 +333,14 @@ class DeclaredFake:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         given = {**dict(zip(self.positional, args, strict=False)), **kwargs}
-        results = tuple(each.make(given, self.op) for each in self.likes)
-        return results if self.returns_tuple else results[0]
+        results: list[Any] = []
+        for each in self.likes:
+            value = given[each.argument]
+            if isinstance(value, (list, tuple)):
+                results.append([each.make(tensor, given, self.op) for tensor in value])
+            else:
+                results.append(each.make(value, given, self.op))
+        return tuple(results) if self.returns_tuple else results[0]
 
 
 _NOT_BY_NAME = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)

@@ -25,21 +25,23 @@ from torch.autograd.graph import increment_version
 
 from customops import _torch
 from customops._codegen.kernel import function_at
-from customops._dispatch.callbacks import Fn, bind, filler
+from customops._dispatch import callbacks
+from customops._dispatch.callbacks import Fn, filler
 from customops._dispatch.operator import OperatorHandle
-from customops._dispatch.registrations import Registration, Slots, Undo, lock, nothing
+from customops._dispatch.registrations import Registration, Undo, lock, nothing
 from customops._dispatch.results import mutated_results
+from customops._dispatch.rule import Rule
 from customops._schema.model import Schema
 from customops._torch.tensors import tensors_in
 from customops.errors import CallbackError, UnsupportedError, brief
 
+__tracebackhide__ = True  # pytest leaves the frames out
 
-def bind_functionalization(operator: OperatorHandle, kernel: Fn | None) -> None:
-    """Nothing to register: the schema says what the op writes, and `kernel`, which came with it, what it does."""
-    if not operator.has_own_rules:
-        return
-    writes, variant = operator.schema.mutated and not operator.schema.is_view, operator.mutation_only
-    overload = operator.overload
+
+def bind(operator: OperatorHandle, kernel: Fn | None) -> None:
+    """Put into an op of ours what its schema says of what it writes. `kernel`, which came with it, does the same."""
+    schema, overload, traced = operator.schema, operator.overload, kernel if operator.spec.traceable else None
+    writes, variant = bool(schema.mutated) and not schema.is_view, operator.mutation_only
     if writes and variant is not None:
 
         def write(*args: Any, **kwargs: Any) -> None:  # the variant of an in-place or out op that returns nothing
@@ -47,12 +49,31 @@ def bind_functionalization(operator: OperatorHandle, kernel: Fn | None) -> None:
 
         variant.impl(_torch.dynamo.outside_dynamo(write), "CompositeExplicitAutograd")
         variant.impl_fake(write, __file__)  # the fake of the op has its say
-    elif writes and any(ret.type != "Tensor" for ret in operator.schema.returns):
+    elif writes and any(ret.type != "Tensor" for ret in schema.returns):
         _torch.tensors.allow_any_returns(overload)
-    traced = kernel if operator.spec.traceable else None
     if writes or traced is not None:
-        rule = _rule(operator, bool(writes), traced)
-        operator.impl_torch_dispatch(_torch.tensors.FunctionalTensorMode, rule)
+        operator.impl_torch_dispatch(_torch.tensors.FunctionalTensorMode, _rule(operator, writes, traced))
+    if schema.mutated:
+        for mode in _torch.tensors.checkpoint_modes:
+            operator.impl_torch_dispatch(mode, _run_again)
+    # The ADInplaceOrView key: version counters of what an op writes to, and true views for view ops.
+    if schema.mutated and schema.is_view:
+        # Torch's view kernel takes no op that writes as well. In inference mode, where it has no part, such an op runs.
+        def refuse(*args: Any, **kwargs: Any) -> Any:
+            raise UnsupportedError(
+                "an op cannot both return a view and write to an argument",
+                op=operator.qualname,
+                got=str(schema),
+                fix="split it into two ops, or call it under torch.inference_mode()",
+            )
+
+        operator.impl(_torch.dynamo.outside_dynamo(refuse), "ADInplaceOrView")
+    elif schema.is_view:
+        operator.impl_view_fallback()
+    elif schema.mutated:
+        # Counts the write, and calls the kernel of the device where it is what comes next, as at Autograd.
+        function = function_at("ADInplaceOrView", operator, lambda: (_count_write(operator), None))
+        operator.impl(function, "ADInplaceOrView", with_keyset=True)
 
 
 def _rule(operator: OperatorHandle, writes: bool, kernel: Fn | None) -> Fn:
@@ -95,36 +116,7 @@ def _written(schema: Schema) -> Callable[[tuple[Any, ...], dict[str, Any]], list
     return lambda args, kwargs: tensors_in([*(args[i] for i in positions if i < len(args)), *map(kwargs.get, names)])
 
 
-# Version counters of what an op writes to, and true views for view ops (the ADInplaceOrView key) ----------------------
-
-__tracebackhide__ = True  # pytest leaves the frames out
-
-
-def bind_ad_inplace_or_view(operator: OperatorHandle) -> None:
-    """Nothing to register: the schema says which arguments are written and which returns are views."""
-    schema = operator.schema
-    if not operator.has_own_rules:
-        return
-    if schema.is_view and schema.mutated:
-        # Torch's view kernel takes no op that writes as well. In inference mode, where it has no part, such an op runs.
-        def refuse(*args: Any, **kwargs: Any) -> Any:
-            raise UnsupportedError(
-                "an op cannot both return a view and write to an argument",
-                op=operator.qualname,
-                got=str(schema),
-                fix="split it into two ops, or call it under torch.inference_mode()",
-            )
-
-        operator.impl(_torch.dynamo.outside_dynamo(refuse), "ADInplaceOrView")
-    elif schema.is_view:
-        operator.impl_view_fallback()
-    elif schema.mutated:
-        # Counts the write, and calls the kernel of the device where it is what comes next, as at Autograd.
-        function = function_at("ADInplaceOrView", operator, lambda: (_general(operator), None))
-        operator.impl(function, "ADInplaceOrView", with_keyset=True)
-
-
-def _general(operator: OperatorHandle) -> Callable[..., Any]:
+def _count_write(operator: OperatorHandle) -> Callable[..., Any]:
     """Go on below this key, then count the write, as torch does: modes below look at the version from before."""
     overload, after = operator.overload, _torch.dispatcher.after_adinplaceorview
     known, written = operator.fast_path.by_keyset, _written(operator.schema)
@@ -140,21 +132,13 @@ def _general(operator: OperatorHandle) -> Callable[..., Any]:
     return _torch.dynamo.outside_dynamo(general)
 
 
-# Ops that write, under selective checkpointing, and under a checkpoint that is compiled -------------------------------
-# A policy of selective checkpointing may say that what an op returns is saved. When the forward is repeated, the op is
-# then not run, and what it should have written is not there: the rest reads memory that nobody filled. So an op that
-# writes is run each time. Where a checkpoint is compiled, the graph has the new values as tensors of their own: these
-# are saved, because by then the memory that the op read holds what it has written.
+def _run_again(mode: Any, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+    """Run an op that writes under selective checkpointing, and under a checkpoint that is compiled.
 
-
-def bind_checkpointing(operator: OperatorHandle) -> None:
-    """Nothing to register: the schema says what the op writes."""
-    if operator.schema.mutated and operator.has_own_rules:
-        for mode in _torch.tensors.checkpoint_modes:
-            operator.impl_torch_dispatch(mode, _run)
-
-
-def _run(mode: Any, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+    A policy may say that what the op returns is saved. It would then not be run when the forward is repeated, and the
+    rest would read memory that nobody filled. Where a checkpoint is compiled, the graph has the new values as tensors
+    of their own: these are saved, because by then the memory that the op read holds what it has written.
+    """
     with _torch.tensors.saved_for_backward(mode):
         return func(*args, **(kwargs or {}))
 
@@ -162,21 +146,8 @@ def _run(mode: Any, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: A
 # Rules for a TorchDispatchMode or a tensor subclass: what runs instead of its own ``__torch_dispatch__`` --------------
 
 
-class TorchDispatchRule:
+class TorchDispatchRule(Rule[type, Fn]):
     """class -> rule. torch refuses a second rule for a class, so one function is registered, which reads the table."""
-
-    operator: OperatorHandle
-
-    def __init__(self) -> None:
-        self._slots: Slots[type, Fn] = Slots(self._install_for, lambda: self.operator.recompile())
-
-    def bind(self, operator: OperatorHandle) -> None:
-        self.operator = operator
-        self._slots.reset()
-
-    @property
-    def rules(self) -> dict[type, Fn]:
-        return self._slots.values
 
     def register(self, cls: type, fn: Fn) -> Registration:
         if not isinstance(cls, type):
@@ -186,47 +157,43 @@ class TorchDispatchRule:
                 got=brief(cls),
                 fix="register_torch_dispatch(MyMode, fn)",
             )
-        bind(fn, self.operator.qualname, "torch_dispatch rule", "mode_or_cls", "func", "types", "args", "kwargs")
-        return self._slots.set(cls, fn)
+        op = self.operator.qualname
+        callbacks.bind(fn, op, "torch_dispatch rule", "mode_or_cls", "func", "types", "args", "kwargs")
+        return self.set(cls, fn)
 
-    def _install_for(self, cls: type, own_library: bool) -> Undo:
-        slots, overload, op = self._slots, self.operator.overload, self.operator.qualname
+    def _install(self, cls: type, own_library: bool) -> Undo:
+        rules, overload, op = self.values, self.operator.overload, self.operator.qualname
 
         def rule(*args: Any, **kwargs: Any) -> Any:
             _torch.dynamo.traced(overload, op)  # the rule need not call the op, which would do it
-            return slots.values[cls](*args, **kwargs)
+            return rules[cls](*args, **kwargs)
 
         return self.operator.impl_torch_dispatch(cls, rule, own_library=own_library)
 
 
-# The side effect of an op, by which compilers keep its calls and their order ------------------------------------------
+class EffectRule(Rule[None, Any]):
+    """The side effect of an op, by which compilers keep its calls and their order.
 
+    torch keeps it by the op's name, so that it is told anew when it changes.
+    """
 
-class EffectRule:
-    """The effect that was registered last. torch keeps it by the op's name, so that it is told anew when it changes."""
-
-    operator: OperatorHandle
-
-    def __init__(self) -> None:
-        self._slots: Slots[None, Any] = Slots(lambda key, own_library: self._forget, self._tell_torch)
-        self._undo: Undo = nothing
+    _undo: Undo = nothing
 
     def bind(self, operator: OperatorHandle) -> None:
-        self.operator, self._undo = operator, nothing
-        self._slots.reset()
-
-    @property
-    def effects(self) -> dict[None, Any]:
-        return self._slots.values
+        self._undo = nothing
+        super().bind(operator)
 
     def register(self, effect: Any) -> Registration:
-        return self._slots.set(None, effect)
+        return self.set(None, effect)
+
+    def _install(self, _: None, own_library: bool) -> Undo:
+        return self._forget
 
     def _forget(self) -> None:
         undo, self._undo = self._undo, nothing
         undo()
 
-    def _tell_torch(self) -> None:
+    def _changed(self) -> None:
         self._forget()
-        if None in self._slots.values:
-            self._undo = self.operator.impl_effect(self._slots.values[None])
+        if None in self.values:
+            self._undo = self.operator.impl_effect(self.values[None])

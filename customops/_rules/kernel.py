@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import types
 import warnings
@@ -21,12 +20,13 @@ from customops._dispatch.current_kernel import CurrentKernel
 from customops._dispatch.devices import _ANY_DEVICE, DeviceTypes, check_devices, device_list
 from customops._dispatch.fingerprint import uses_in
 from customops._dispatch.operator import OperatorHandle, OpSpec
-from customops._dispatch.registrations import Registration, RegistrationGroup, Slots, Undo, lock
+from customops._dispatch.registrations import Registration, RegistrationGroup, Undo, lock
 from customops._dispatch.results import given
+from customops._dispatch.rule import Rule
 from customops._rules.out import Expected, asked
 from customops._torch.library import OpOverload
 from customops._torch.tensors import tensors_in
-from customops.errors import KernelError, RegistrationError, UnsupportedError, user_source, user_stacklevel, where
+from customops.errors import KernelError, RegistrationError, UnsupportedError, user_stacklevel, where
 
 log = logging.getLogger("customops")
 
@@ -45,29 +45,22 @@ _DRAWS = _FUNCTIONS | _METHODS
 _SEEDS = frozenset("Generator default_generator manual_seed fork_rng set_rng_state set_state".split())
 
 
-class KernelRule:
-    """The kernels of one op."""
+class KernelRule(Rule[str | None, Fn]):
+    """The kernels of one op: device type, or None for all others -> kernel."""
 
-    operator: OperatorHandle
-
-    def __init__(self) -> None:
-        #: The function the op was defined from.
-        self.default: Fn | None = None
-        #: Device types and flags, of the contexts of `enabled` that are open now: the newest one counts.
-        self.switches: dict[object, tuple[str, bool]] = {}
-        self._slots: Slots[str | None, Fn] = Slots(self._install_at, self._sync)
-        self._with_op: tuple[str | None, ...] = ()  # the devices of the default, in the op's definition
-        self._current_kernels: dict[str | None, CurrentKernel] = {}
-        self._unselect: Undo | None = None  # takes the BackendSelect trampoline out, if it is in
+    #: The function the op was defined from.
+    default: Fn | None = None
+    #: Device types and flags, of the contexts of `enabled` that are open now: the newest one counts.
+    switches: tuple[tuple[str, bool], ...] = ()
 
     @property
     def kernels(self) -> dict[str | None, Fn]:
-        """device type, or None for all others -> kernel"""
-        return self._slots.values
+        return self.values
 
     def bind(self, operator: OperatorHandle) -> None:
         """Install the function that the op was defined from, and everything registered so far."""
-        self.operator, self._current_kernels, self._unselect = operator, {}, None
+        self._current_kernels: dict[str | None, CurrentKernel] = {}
+        self._unselect: Undo | None = None  # takes the BackendSelect trampoline out, if it is in
         spec = operator.spec
         if self.default is None and spec.fn is not None:
             assert spec.kernel is not None
@@ -75,8 +68,8 @@ class KernelRule:
             _warn_if_random(spec.fn, spec)
             self._with_op = device_list(spec.device_types, spec.qualname)
             for device_type in self._with_op:
-                self._slots.preset(device_type, self.default)
-        self._slots.reset(self._with_op)
+                self.preset(device_type, self.default)
+        super().bind(operator)
 
     def register(self, device_types: DeviceTypes, fn: Fn) -> Registration:
         schema, op = self.operator.schema, self.operator.qualname
@@ -85,28 +78,28 @@ class KernelRule:
         if ours:
             _warn_if_random(fn, self.operator.spec)
         fn = bind_kernel(fn, schema, op, "kernel", warn=ours)
-        return RegistrationGroup([self._slots.set(device_type, fn) for device_type in devices])
+        return RegistrationGroup([self.set(device_type, fn) for device_type in devices])
 
     @contextmanager
     def enabled(self, device_type: str, enabled: bool) -> Iterator[None]:
         """Switch a kernel on or off while the context lasts; see `CustomOpDef.set_kernel_enabled`."""
-        switch, action = object(), "enable" if enabled else "disable"
+        switch, action = (device_type, enabled), "enable" if enabled else "disable"
         with lock:
             if device_type not in self.kernels:
                 text = "%s: cannot %s the kernel for %s: no kernel was registered for this device type"
                 log.warning(text, self.operator.qualname, action, device_type)
             elif self._disabled(device_type) != enabled:
                 log.warning("%s: the kernel for %s is already %sd", self.operator.qualname, device_type, action)
-            self.switches[switch] = device_type, enabled
-            self._sync()
+            self.switches += (switch,)
+            self._changed()
         try:
             yield
         finally:
             with lock:  # contexts of several threads may end in any order
-                del self.switches[switch]
-                self._sync()
+                self.switches = tuple([each for each in self.switches if each is not switch])
+                self._changed()
 
-    def _sync(self) -> None:
+    def _changed(self) -> None:
         """Let every trampoline call what is registered and switched on now."""
         for device_type, current_kernel in self._current_kernels.items():
             fn = self._active(device_type)
@@ -120,13 +113,11 @@ class KernelRule:
         return {key: self._active(key) for key in self.kernels} if self.operator.spec.traceable else {}
 
     def _disabled(self, device_type: str | None) -> bool:
-        return next(
-            (not enabled for device, enabled in reversed(self.switches.values()) if device == device_type), False
-        )
+        return next((not enabled for device, enabled in reversed(self.switches) if device == device_type), False)
 
     def _active(self, device_type: str | None) -> Fn:
         if not (self.switches and self._disabled(device_type)):
-            return self._slots.values[device_type]
+            return self.values[device_type]
         op = self.operator.qualname
 
         def no_kernel(*args: Any, **kwargs: Any) -> Any:
@@ -138,13 +129,13 @@ class KernelRule:
 
         return self.kernels.get(None) or self.default or no_kernel
 
-    def _install_at(self, device_type: str | None, own_library: bool) -> Undo:
+    def _install(self, device_type: str | None, own_library: bool) -> Undo:
         operator = self.operator
         schema = operator.schema
 
         def inspection(current_kernel: CurrentKernel, compiled: bool) -> Fn | None:
-            never = operator.options.check == "never"
-            return None if never else Inspection(current_kernel, operator.overload, compiled=compiled)
+            is_checked = operator.options.check != "never"
+            return Inspection(current_kernel, operator.overload, compiled=compiled) if is_checked else None
 
         current = CurrentKernel(self._active(device_type), operator.qualname, device_type, schema, inspection)
         key = _ANY_DEVICE if device_type is None else _torch.dispatcher.device_key(device_type)
@@ -157,14 +148,15 @@ class KernelRule:
         if device_type is not None and not schema.tensors and self._unselect is None:
             select = _selector(self, operator)
             self._unselect = operator.impl(select, "BackendSelect", with_keyset=True, own_library=own_library)
-        return functools.partial(self._uninstall, device_type, undo)
 
-    def _uninstall(self, device_type: str | None, undo: Undo) -> None:
-        del self._current_kernels[device_type]
-        undo()
-        if self._unselect is not None and not any(self._current_kernels):
-            self._unselect()
-            self._unselect = None
+        def uninstall() -> None:
+            del self._current_kernels[device_type]
+            undo()
+            if self._unselect is not None and not any(self._current_kernels):
+                self._unselect()
+                self._unselect = None
+
+        return uninstall
 
 
 def _warn_if_random(fn: Any, spec: OpSpec) -> None:
@@ -313,60 +305,29 @@ def _differs(now: Tensor | None, before: Tensor | None) -> bool:
 # Kernels of the user's own at dispatch keys, as they are --------------------------------------------------------------
 
 
-class RawRule:
-    """The kernels of one op that are called as they are: no trampoline stands before them."""
+class RawRule(Rule[object, tuple[tuple[str, ...], Fn]]):
+    """The kernels of one op that are called as they are: no trampoline stands before them. Each has a key of its own.
 
-    operator: OperatorHandle
+    A value is the dispatch keys of a kernel, and the kernel. Tracing may go through it.
+    """
 
-    def __init__(self) -> None:
-        self._kernels: list[_Raw] = []
-
-    def bind(self, operator: OperatorHandle) -> None:
-        self.operator = operator
-        for kernel in self._kernels:
-            kernel.install()
+    def traced(self) -> Any:
+        return [*self.values.values()]
 
     def register(self, keys: tuple[str, ...], fn: Fn) -> Registration:
         """Put `fn` at all of the keys, or at none."""
-        kernel = _Raw(self, keys, fn)
-        kernel.install()
-        self._kernels.append(kernel)
-        self.operator.recompile()  # at some keys, tracing goes through it
-        return kernel
+        return self.set(object(), (keys, fn))
 
-    def traced(self) -> list[Any]:
-        """The kernels that tracing may go through, and their keys."""
-        return [(kernel.keys, kernel.fn) for kernel in self._kernels]
+    def _install(self, key: object, own_library: bool) -> Undo:
+        operator, (dispatch_keys, fn) = self.operator, self.values[key]
 
-    def _remove(self, kernel: _Raw) -> None:
-        if kernel in self._kernels:
-            self._kernels.remove(kernel)
-            kernel.uninstall.close()
-            self.operator.recompile()
+        def traced(*args: Any, **kwargs: Any) -> Any:
+            _torch.dynamo.traced(operator.overload, operator.qualname)
+            return fn(*args, **kwargs)
 
-
-def _call_traced(operator: OperatorHandle, fn: Fn, /, *args: Any, **kwargs: Any) -> Any:
-    _torch.dynamo.traced(operator.overload, operator.qualname)
-    return fn(*args, **kwargs)
-
-
-class _Raw(Registration):
-    """The registration of a kernel at several keys."""
-
-    def __init__(self, rule: RawRule, keys: tuple[str, ...], fn: Fn) -> None:
-        super().__init__()
-        self.rule, self.keys, self.fn, self.source = rule, keys, fn, user_source()
-        self.uninstall = ExitStack()
-
-    def install(self) -> None:
-        operator = self.rule.operator
         with ExitStack() as undos:  # if torch refuses a key, it is taken from the others again
-            for key in self.keys:
-                fn = self.fn
-                if key == "CompositeImplicitAutograd":  # compilers trace such a kernel in the place of the op
-                    fn = functools.partial(_call_traced, operator, fn)
-                undos.callback(operator.impl(fn, key, own_library=True, raw=True))
-            self.uninstall = undos.pop_all()
-
-    def unregister(self) -> None:
-        self.rule._remove(self)
+            for each in dispatch_keys:
+                # Compilers trace such a kernel in the place of the op.
+                kernel = traced if each == "CompositeImplicitAutograd" else fn
+                undos.callback(operator.impl(kernel, each, own_library=True, raw=True))
+            return undos.pop_all().close

@@ -133,13 +133,10 @@ class Foresight:
         try:
             for value in (*args, *kwargs.values()):
                 if isinstance(value, Tensor):
-                    key += _FACTS(value)
-                    key.append(value.stride())
+                    key += (*_FACTS(value), value.stride())
                 elif isinstance(value, (list, tuple)):
-                    key += [
-                        type(value),
-                        *((*_FACTS(x), x.stride()) if isinstance(x, Tensor) else (type(x), x) for x in value),
-                    ]
+                    key.append(type(value))
+                    key += [(*_FACTS(x), x.stride()) if isinstance(x, Tensor) else (type(x), x) for x in value]
                 else:
                     key += (type(value), value)
             whole = tuple(key)
@@ -328,7 +325,7 @@ class Checked:
             if key is not None and all(map(is_, targets, outs)):
                 foresight.accepted[key] = expected
         if _torch.tensors.any_alias(args, kwargs, outs):
-            targets = self._apart(args, kwargs, outs, targets, expected)
+            targets = self._separate(args, kwargs, outs, targets, expected)
         self.fn(*args, **kwargs, **dict(zip(self.names, targets, strict=True)))
         for name, out, target, was in zip(self.names, outs, targets, expected, strict=True):
             if target.shape != was.shape:
@@ -345,7 +342,7 @@ class Checked:
                 out.copy_(target)
         return outs[0] if len(outs) == 1 else outs
 
-    def _apart(
+    def _separate(
         self,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],

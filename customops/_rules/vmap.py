@@ -11,6 +11,7 @@ import contextlib
 import functools
 import warnings
 from collections.abc import Callable
+from operator import attrgetter
 from types import NoneType
 from typing import Any
 
@@ -21,8 +22,9 @@ from customops import _torch
 from customops._dispatch.callbacks import Fn, WithoutDefaults, bind_kernel, filler
 from customops._dispatch.operator import OperatorHandle
 from customops._dispatch.random_states import RandomStates
-from customops._dispatch.registrations import Registration, Slots, Undo
+from customops._dispatch.registrations import Registration, Undo
 from customops._dispatch.results import describe
+from customops._dispatch.rule import Rule
 from customops._schema.model import Schema
 from customops._torch.schema import Tag
 from customops._torch.tensors import tensors_in
@@ -31,45 +33,17 @@ from customops.errors import DefinitionError, KernelError, UnsupportedError, bri
 __tracebackhide__ = True  # pytest leaves the frames out
 
 
-class VmapRule:
+class VmapRule(Rule[None, Fn]):
     """The batching rule of one op. Without one, an op of ours is called once for each element.
 
     torch has such a fallback, too, but not for ops that take lists, write, or return anything but tensors. Ops of
     others keep it.
     """
 
-    operator: OperatorHandle
-
-    def __init__(self) -> None:
-        self._slots: Slots[None, Fn] = Slots(self._install_trampoline, lambda: self.operator.recompile())
-        self._default: Fn | None = None
-        #: What is called with batched tensors as long as no rule is registered, if it is another than the default rule.
-        self.without_rule: Fn | None = None
-
-    def bind(self, operator: OperatorHandle) -> None:
-        self.operator, self._default = operator, None
-        self._slots.reset(with_op=[None] if operator.has_own_rules else [])
-        if not operator.has_own_rules:
-            return
-        is_random = torch.Tag.nondeterministic_seeded in operator.tags
-        if is_random or "Tensor[]?" in [argument.type for argument in operator.schema.arguments]:
-            operator.impl(_vmap_mode(self, operator, is_random), "FuncTorchVmapMode", with_keyset=True)
-        if operator.schema.mutated and Tag.inplace not in operator.tags:
-
-            def refuse(*args: Any, **kwargs: Any) -> Any:
-                """In the older vmap, of `autograd.grad`. It knows no rules, and its fallback no writes."""
-                raise UnsupportedError(
-                    "an op that writes, in autograd.grad(..., is_grads_batched=True) or another use of torch's older "
-                    "vmap",
-                    op=operator.qualname,
-                    fix="torch.vmap(lambda grad: torch.autograd.grad(ys, xs, grad, retain_graph=True))(grads)",
-                )
-
-            operator.impl(_torch.dynamo.outside_dynamo(refuse), "Batched")
-
-    @property
-    def rules(self) -> dict[None, Fn]:
-        return self._slots.values
+    _with_op: tuple[None, ...] = (None,)
+    _default: Fn | None = None
+    #: What is called with batched tensors as long as no rule is registered, if it is another than the default rule.
+    without_rule: Fn | None = None
 
     @functools.cached_property
     def operands(self) -> _Operands:
@@ -79,11 +53,11 @@ class VmapRule:
         fn = _Strategy(rule, self.operator) if isinstance(rule, str) else rule
         schema, ours = self.operator.schema, self.operator.library is not None
         bound = bind_kernel(fn, schema, self.operator.qualname, "vmap rule", "info", "in_dims", warn=ours)
-        return self._slots.set(None, _Shorter(bound, schema) if isinstance(bound, WithoutDefaults) else bound)
+        return self.set(None, _Shorter(bound, schema) if isinstance(bound, WithoutDefaults) else bound)
 
     @property
     def registered(self) -> Fn | None:
-        return self._slots.values.get(None)
+        return self.values.get(None)
 
     @property
     def current(self) -> Fn:
@@ -100,13 +74,61 @@ class VmapRule:
             self._default = _Strategy("sequential", self.operator)
         return self._default
 
-    def _install_trampoline(self, _: None, own_library: bool) -> Undo:
-        return self.operator.impl(_trampoline(self, self.operator), "FuncTorchBatched", own_library=own_library)
+    def _install(self, _: None, own_library: bool) -> Undo:
+        operator, self._default = self.operator, None
+        vmap = _trampoline(self, operator)
+        undo = operator.impl(vmap, "FuncTorchBatched", own_library=own_library)
+        if own_library:
+            return undo
+        is_random = torch.Tag.nondeterministic_seeded in operator.tags
+        if is_random or "Tensor[]?" in map(attrgetter("type"), operator.schema.arguments):
+            operator.impl(_vmap_mode(self, vmap, is_random), "FuncTorchVmapMode", with_keyset=True)
+        if operator.schema.mutated and Tag.inplace not in operator.tags:
+
+            def refuse(*args: Any, **kwargs: Any) -> Any:
+                """In the older vmap, of `autograd.grad`. It knows no rules, and its fallback no writes."""
+                raise UnsupportedError(
+                    "an op that writes, in autograd.grad(..., is_grads_batched=True) or another use of torch's older "
+                    "vmap",
+                    op=operator.qualname,
+                    fix="torch.vmap(lambda grad: torch.autograd.grad(ys, xs, grad, retain_graph=True))(grads)",
+                )
+
+            operator.impl(_torch.dynamo.outside_dynamo(refuse), "Batched")
+        return undo
 
 
-def _trampoline(rule: VmapRule, operator: OperatorHandle) -> Callable[..., Any]:
+def _trampoline(rule: VmapRule, operator: OperatorHandle) -> Fn:
     """The function at the key of batched tensors."""
     overload, op = operator.overload, operator.qualname
+
+    def call_rule(info: Any, in_dims: tuple[Any, ...], /, *operands: Any, **others: Any) -> Any:
+        """Call the rule that counts now. It returns a result, and for each tensor in it the dimension of the batch."""
+        fn, problem = rule.current, None
+        found = rule.operands.call(functools.partial(fn, info, in_dims), *operands, **others)
+        if isinstance(fn, _Strategy):
+            return found
+        if not isinstance(found, tuple) or len(found) != 2:
+            problem, got = "the vmap rule did not return two values", describe(found)
+        else:
+            result, dims = found
+            pairs = [(result, dims)] if isinstance(result, Tensor) else []
+            if isinstance(result, (list, tuple)) and isinstance(dims, (list, tuple)) and len(result) == len(dims):
+                pairs = list(zip(result, dims, strict=True))
+            for value, dim in pairs:
+                if isinstance(value, Tensor) and isinstance(dim, int) and not -value.dim() <= dim < value.dim():
+                    problem = f"the vmap rule returned an out_dim of {dim}"
+                    got = f"a result of {value.dim()} dimensions"
+        if problem is not None:
+            raise KernelError(
+                problem,
+                op=op,
+                expected="(result, out_dims), where out_dims says which dimension of the result is the batch",
+                got=got,
+                where=where(fn.rule.fn if isinstance(fn, _Shorter) else fn),
+                fix="return result, 0 if the batch is the first dimension of the result",
+            )
+        return found
 
     def vmap(*args: Any, **kwargs: Any) -> Any:
         _torch.dynamo.traced(overload, op)  # a rule need not call the op, which would do it
@@ -122,50 +144,22 @@ def _trampoline(rule: VmapRule, operator: OperatorHandle) -> Callable[..., Any]:
             return _torch.dispatcher.call_without_autocast(vmap, *args, **kwargs)
         values, others = operands.join(args, kwargs)
         call = functools.partial(operands.call, overload) if operands.names else overload
-        return _torch.autograd.call_vmap_rule(functools.partial(_call_current, rule), call, values, others)
+        return _torch.autograd.call_vmap_rule(call_rule, call, values, others)
 
     return _torch.dynamo.outside_dynamo(vmap)
 
 
-def _call_current(rule: VmapRule, info: Any, in_dims: tuple[Any, ...], /, *operands: Any, **others: Any) -> Any:
-    """Call the rule that counts now. It is to return a result, and for each tensor in it the dimension of the batch."""
-    fn, problem = rule.current, None
-    found = rule.operands.call(functools.partial(fn, info, in_dims), *operands, **others)
-    if isinstance(fn, _Strategy):
-        return found
-    if not isinstance(found, tuple) or len(found) != 2:
-        problem, got = "the vmap rule did not return two values", describe(found)
-    else:
-        result, dims = found
-        pairs = [(result, dims)] if isinstance(result, Tensor) else []
-        if isinstance(result, (list, tuple)) and isinstance(dims, (list, tuple)) and len(result) == len(dims):
-            pairs = list(zip(result, dims, strict=True))
-        for value, dim in pairs:
-            if isinstance(value, Tensor) and isinstance(dim, int) and not -value.dim() <= dim < value.dim():
-                problem, got = f"the vmap rule returned an out_dim of {dim}", f"a result of {value.dim()} dimensions"
-    if problem is not None:
-        raise KernelError(
-            problem,
-            op=rule.operator.qualname,
-            expected="(result, out_dims), where out_dims says which dimension of the result is the batch",
-            got=got,
-            where=where(fn.rule.fn if isinstance(fn, _Shorter) else fn),
-            fix="return result, 0 if the batch is the first dimension of the result",
-        )
-    return found
-
-
-def _vmap_mode(rule: VmapRule, operator: OperatorHandle, is_random: bool) -> Callable[..., Any]:
+def _vmap_mode(rule: VmapRule, vmap: Fn, is_random: bool) -> Fn:
     """The function that sees all calls inside vmap, also those in which nothing is batched.
 
     It goes on to the rule, if batched tensors are where the dispatcher does not look: in optional lists. The rule does
     not see random calls in which nothing is batched: torch takes them for calls that give every element the same.
     """
-    overload, op, rest = operator.overload, operator.qualname, _torch.autograd.below_vmap_mode()
-    vmap, looked_at = _trampoline(rule, operator), _torch.dispatcher.DispatchKey.FuncTorchBatched
+    operator, rest = rule.operator, _torch.autograd.below_vmap_mode()
+    overload, op, batched = operator.overload, operator.qualname, _torch.dispatcher.DispatchKey.FuncTorchBatched
 
     def go_on(keyset: Any, is_batched: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if is_batched and not keyset.has(looked_at):
+        if is_batched and not keyset.has(batched):
             return vmap(*args, **kwargs)
         return overload.redispatch(keyset & rest, *args, **kwargs)
 
@@ -224,13 +218,15 @@ class _Shorter:
 
 # Strategies -----------------------------------------------------------------------------------------------------
 
-
-#: The op, with all that may be batched given by position.
-Op = Callable[..., Any]
+STRATEGIES = ("sequential", "expand_dims", "broadcast_all")
 
 
 class _Strategy:
-    """A rule made of a strategy and the op it calls."""
+    """A rule that calls the op: once for each element of the batch, and stacks what it returns; or once for all.
+
+    For the latter, batches are in front. A tensor without one gets a dimension of size 1 there ("expand_dims"), or is
+    expanded to the size of the batch ("broadcast_all").
+    """
 
     def __init__(self, name: str, operator: OperatorHandle) -> None:
         if name not in STRATEGIES:
@@ -246,7 +242,7 @@ class _Strategy:
                 op=operator.qualname,
                 fix="register_vmap(fn)",
             )
-        self.run, self.operator = STRATEGIES[name], operator
+        self.name, self.operator = name, operator
         self.operands = _Operands(operator.schema)
         self.is_random = torch.Tag.nondeterministic_seeded in operator.tags
         returns_written = Tag.inplace in operator.tags or Tag.out in operator.tags
@@ -256,26 +252,49 @@ class _Strategy:
 
     def __call__(self, info: Any, in_dims: tuple[Any, ...], /, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         operands, others = self.operands.join(args, kwargs)
+        op, size, is_sequential = self.operator.qualname, info.batch_size, self.name == "sequential"
         # Each element of the batch would write its own value to one and the same tensor.
         for argument, value, dims in zip(self.operands.arguments, operands, in_dims, strict=True):
             pairs = zip(value, dims, strict=True) if isinstance(dims, list) else [(value, dims)]
             if argument.is_mutated and any(x is not None and dim is None for x, dim in pairs):
-                raise _unbatched_write(self.operator.qualname, argument.name)
-        op: Op = functools.partial(self.operands.call, self.operator.overload, **others)
+                raise _unbatched_write(op, argument.name)
+        states: RandomStates | None = None
         if self.is_random and info.randomness == "same":
             problem = None
-            if self.run is not _sequential:
+            if not is_sequential:
                 problem = "by a strategy that calls it once for all elements"
             elif _torch.dispatcher.mode_count():
                 problem = "while it is traced, or under another dispatch mode"
             if problem is not None:
                 raise UnsupportedError(
                     f'a random op in torch.vmap(..., randomness="same") {problem}',
-                    op=self.operator.qualname,
+                    op=op,
                     fix='register_vmap(fn) that handles info.randomness, or randomness="different"',
                 )
-            op = _with_same_numbers(op, info.batch_size, (*operands, *others.values()))
-        result = self.run(op, info.batch_size, in_dims, operands, self.operator.qualname)
+            states = RandomStates((*operands, *others.values()))
+
+        def call(place: Callable[[Tensor, int | None], Tensor]) -> Any:
+            """Call the op with what is made of each tensor and the dimension of its batch."""
+            placed = [_map(place, *pair) for pair in zip(operands, in_dims, strict=True)]
+            return self.operands.call(self.operator.overload, *placed, **others)
+
+        def batch_first(x: Tensor, dim: int | None) -> Tensor:
+            if dim is not None:
+                return x.movedim(dim, 0)
+            return x.unsqueeze(0) if self.name == "expand_dims" else x.expand(size, *x.shape)
+
+        if is_sequential:
+            results = []
+            for i in range(size):
+                # Each call draws the same numbers, and the last one moves the generators on.
+                def element(x: Tensor, dim: int | None, i: int = i) -> Tensor:
+                    return x if dim is None else x.select(dim, i)
+
+                with states.again() if states is not None and i < size - 1 else contextlib.nullcontext():
+                    results.append(call(element))
+            result = _stack(results, op)
+        else:
+            result = call(batch_first)
         if not self.returned:
             return result, 0
         values, dims = [operands[i] for i in self.returned], [in_dims[i] for i in self.returned]
@@ -289,56 +308,6 @@ def _unbatched_write(op: str, argument: str) -> UnsupportedError:
         argument=argument,
         fix="batch that tensor too, e.g. expand it and clone",
     )
-
-
-def _with_same_numbers(op: Op, calls: int, values: tuple[Any, ...]) -> Op:
-    """An op that draws the same random numbers in each of several calls. The last one moves the generators on."""
-    states, left = RandomStates(values), iter(range(calls - 1, -1, -1))
-
-    def same(*operands: Any) -> Any:
-        with states.again() if next(left) else contextlib.nullcontext():
-            return op(*operands)
-
-    return same
-
-
-def _sequential(op: Op, size: int, in_dims: Any, operands: tuple[Any, ...], name: str) -> Any:
-    """Call the op once for each element of the batch, and stack what it returns."""
-    results = []
-    for i in range(size):
-        select = functools.partial(_select, i)
-        results.append(op(*(_map(select, value, dims) for value, dims in zip(operands, in_dims, strict=True))))
-    return _stack(results, name)
-
-
-def _select(i: int, x: Tensor, dim: int | None) -> Tensor:
-    return x if dim is None else x.select(dim, i)
-
-
-def _expand_dims(op: Op, size: int, in_dims: Any, operands: tuple[Any, ...], name: str) -> Any:
-    """Call the op once, batches in front; a tensor without one gets a dimension of size 1 there."""
-
-    def batch_first(x: Tensor, dim: int | None) -> Tensor:
-        return x.unsqueeze(0) if dim is None else x.movedim(dim, 0)
-
-    return op(*(_map(batch_first, *pair) for pair in zip(operands, in_dims, strict=True)))
-
-
-def _broadcast_all(op: Op, size: int, in_dims: Any, operands: tuple[Any, ...], name: str) -> Any:
-    """Call the op once, batches in front; a tensor without one is expanded to the size of the batch."""
-
-    def expand(x: Tensor, dim: int | None) -> Tensor:
-        return x.expand(size, *x.shape) if dim is None else x.movedim(dim, 0)
-
-    return op(*(_map(expand, *pair) for pair in zip(operands, in_dims, strict=True)))
-
-
-#: name -> what it does with one level of vmap.
-STRATEGIES: dict[str, Callable[..., Any]] = {
-    "sequential": _sequential,
-    "expand_dims": _expand_dims,
-    "broadcast_all": _broadcast_all,
-}
 
 
 def _map(fn: Callable[[Tensor, int | None], Any], value: Any, dims: Any) -> Any:
@@ -356,28 +325,25 @@ def _stack(results: list[Any], name: str) -> Any:
             op=name,
             fix='register_vmap("expand_dims"), or a function',
         )
-    first = results[0]
+    first, cause = results[0], None
     if isinstance(first, Tensor):
+        kind = "shapes"
         try:
             return torch.stack(results)
         except (RuntimeError, TypeError) as error:
-            raise _differ(results, name) from error
-    if isinstance(first, (list, tuple)):
-        if any(len(result) != len(first) for result in results):
-            raise _differ(results, name)
-        return type(first)(_stack(list(items), name) for items in zip(*results, strict=True))
-    if any(result != first for result in results):
-        raise _differ(results, name)
-    return first
-
-
-def _differ(results: list[Any], name: str) -> UnsupportedError:
-    """The error for results of the elements that are no result of a batch."""
+            cause = error
+    elif isinstance(first, (list, tuple)):
+        kind = "lists"
+        if all(len(result) == len(first) for result in results):
+            return type(first)(_stack(list(items), name) for items in zip(*results, strict=True))
+    else:
+        kind = "numbers"
+        if all(result == first for result in results):
+            return first
     got = [tuple(x.shape) if isinstance(x, Tensor) else len(x) if isinstance(x, list) else x for x in results]
-    kind = "shapes" if isinstance(results[0], Tensor) else "lists" if isinstance(results[0], list) else "numbers"
-    return UnsupportedError(
+    raise UnsupportedError(
         f"an op under vmap returned {kind} that differ between the elements of the batch",
         op=name,
         got=", ".join(map(repr, got[:6])) + (", ..." if len(got) > 6 else ""),
         fix="return a tensor instead" if kind == "numbers" else "return the same for each, e.g. padded",
-    )
+    ) from cause

@@ -209,7 +209,7 @@ def require_comparable(trial: Trial) -> None:
     trial.require_data()
     require(not trial.name.startswith(_ALLOCATING), "the operator returns uninitialized memory")
     require(not any(tensor.is_nested for tensor in trial.tensors), "nested tensors are not compared")
-    if trial.custom_op is not None and trial.custom_op._rules.effect.effects:
+    if trial.custom_op is not None and trial.custom_op._rules.effect.values:
         raise NotExercised("the operator is registered with a side effect")
 
 

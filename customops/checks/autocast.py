@@ -30,7 +30,7 @@ def check(trial: Trial) -> None:
     detached = trial.detached()
     plain = steady_results(detached)
     op = trial.custom_op
-    rule: torch.dtype | None = op._rules.autocast.dtypes.get(device) if op is not None else None
+    rule: torch.dtype | None = op._rules.autocast.values.get(device) if op is not None else None
     try:
         with torch.autocast(device):
             actual = results_of(detached)

@@ -48,7 +48,7 @@ def check(trial: Trial) -> None:
         found = difference(results, expected) if results is not None else None
         if found is not None:
             raise trial.finding(f"the operator returns another result {way}", got=found, fix=_FIX)
-    rules = trial.custom_op._rules.torch_dispatch.rules if trial.custom_op is not None else {}
+    rules = trial.custom_op._rules.torch_dispatch.values if trial.custom_op is not None else {}
     for mode, rule in rules.items():
         if issubclass(mode, _torch.tensors.TorchDispatchMode):
             _judge_rule(plain, mode, rule, expected)

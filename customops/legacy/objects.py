@@ -158,9 +158,9 @@ class GatedAutograd(AutogradRule):
         super().__init__()
         self.pair = pair
 
-    def bind(self, operator: OperatorHandle, guard_changed: Callable[[], None]) -> None:
+    def bind(self, operator: OperatorHandle) -> None:
         install_gate(operator, self.pair)
-        super().bind(operator, guard_changed)
+        super().bind(operator)
 
 
 def install_gate(operator: OperatorHandle, pair: Pair) -> Registration:

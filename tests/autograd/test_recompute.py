@@ -184,7 +184,7 @@ def test_what_is_refused(registry: Registry, ns: str) -> None:
     view = registry.custom_op(f"{ns}::g", lambda x: x[:1], mutates_args=(), schema="(Tensor(a) x) -> Tensor(a)")
     with pytest.raises(RegistrationError, match="non-functional"):
         view.register_autograd_from(lambda x: x[:1])
-    assert view._rules.autograd._slots.values == {}
+    assert view._rules.autograd.formulas == {}
 
 
 # Saved instead of run again -------------------------------------------------------------------------------------

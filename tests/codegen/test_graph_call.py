@@ -17,7 +17,7 @@ from torch.library import Library
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from customops import Registry
-from customops._rules.graph_calls import direct_call, may_be_direct
+from customops._rules.compilers import direct_call, may_be_direct
 from customops._torch.inductor import TENSOR
 from customops.errors import AliasError, KernelError, UnregisteredError
 

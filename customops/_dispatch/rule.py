@@ -1,0 +1,106 @@
+"""What is registered of one kind for an op: the newest registration counts, and each can be unregistered."""
+
+from __future__ import annotations
+
+from typing import Any, Generic, TypeVar
+
+from customops._dispatch.operator import OperatorHandle
+from customops._dispatch.registrations import Registration, Undo, nothing
+from customops.errors import user_source
+
+__tracebackhide__ = True  # pytest leaves the frames out
+
+K = TypeVar("K")
+
+V = TypeVar("V")
+
+
+class _Entry(Registration, Generic[K, V]):
+    """The registration of a value for a key; `source` is the ``file:line`` of it, "" for what comes with the op."""
+
+    def __init__(self, rule: Rule[K, V], key: K, value: V, source: str | None) -> None:
+        self.rule, self.key, self.value = rule, key, value
+        self.source = user_source() if source is None else source
+
+    def unregister(self) -> None:
+        self.rule._unset(self)
+
+    def keep(self) -> None:  # what it overrides will not be seen again
+        entries = self.rule._entries[self.key]
+        del entries[: entries.index(self)]
+
+
+class Rule(Generic[K, V]):
+    """What the user registered of one kind for an op: key -> value, of which the newest registration counts.
+
+    A key's function in the dispatcher is installed once, with the first registration, and reads `values` when it is
+    called: registering again is an assignment. Registrations can be unregistered in any order.
+    """
+
+    operator: OperatorHandle
+    #: The keys of functions that come with an op of ours: they stay as long as it does, registered or not.
+    _with_op: tuple[K, ...] = ()
+
+    def __init__(self) -> None:
+        self.values: dict[K, V] = {}
+        self._entries: dict[K, list[_Entry[K, V]]] = {}  # newest last
+        self._uninstall: dict[K, Undo] = {}
+
+    def _install(self, key: K, own_library: bool) -> Undo:
+        """Install the function of a key, and return how to uninstall it."""
+        raise NotImplementedError
+
+    def _changed(self) -> None:
+        """Called after each change of `values`."""
+        self.operator.recompile()
+
+    def traced(self) -> Any:
+        """What compilers trace through, or decide by; empty if nothing is registered."""
+        return self.values
+
+    def bind(self, operator: OperatorHandle) -> None:
+        """Put everything into an op."""
+        self.operator, self._uninstall = operator, {}
+        with_op = self._with_op if operator.has_own_rules else ()
+        for key in dict.fromkeys((*with_op, *self.values)):
+            undo = self._install(key, key not in with_op)
+            self._uninstall[key] = nothing if key in with_op else undo
+        if self.values:
+            self._changed()
+
+    def source(self, key: K) -> str:
+        """``file:line`` where what counts for a key was registered; "" if it came with the op, or is not there."""
+        entries = self._entries.get(key)
+        return entries[-1].source if entries else ""
+
+    def preset(self, key: K, value: V) -> None:
+        """Enter a value that comes with the op."""
+        self._entries[key] = [_Entry(self, key, value, "")]
+        self.values[key] = value
+
+    def set(self, key: K, value: V, source: str | None = None) -> Registration:
+        """Register a value for a key, at a ``file:line``; None: where the user's code is now."""
+        entry = _Entry(self, key, value, source)
+        self._entries.setdefault(key, []).append(entry)
+        self.values[key] = value
+        try:
+            if key not in self._uninstall:
+                self._uninstall[key] = self._install(key, True)
+        except BaseException:
+            self._unset(entry)
+            raise
+        self._changed()
+        return entry
+
+    def _unset(self, entry: _Entry[K, V]) -> None:
+        key, entries = entry.key, self._entries[entry.key]
+        if entry not in entries:
+            return
+        entries.remove(entry)
+        if entries:
+            self.values[key] = entries[-1].value
+        else:
+            del self.values[key]
+            if self._uninstall.get(key, nothing) is not nothing:
+                self._uninstall.pop(key)()
+        self._changed()
