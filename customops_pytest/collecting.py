@@ -15,7 +15,7 @@ from customops import CustomOpDef, CustomOpsError, Sample
 from customops._cli.targets import TargetError, expand, load, told, trace
 from customops.checking._check import INPUTS, SampleChecks
 from customops.checks import CHECKS
-from customops.checks._check import EFFORTS
+from customops.checks._trial import EFFORTS
 from customops_pytest.expected import Key
 from customops_pytest.session import quiet, session_of
 

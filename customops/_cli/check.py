@@ -28,7 +28,7 @@ from customops.checking import report
 from customops.checking._check import can_isolate
 from customops.checking.report import Failure, Report
 from customops.checks import CHECKS
-from customops.checks._check import EFFORTS
+from customops.checks._trial import EFFORTS
 
 #: The exit statuses of all commands: nothing is wrong, something is, the target is of no use.
 FINE, FAULTY, NOTHING = 0, 1, 2

@@ -27,10 +27,10 @@ from customops import _torch
 from customops._op.op import CustomOpDef
 from customops.checking.report import Failure, Report, Result
 from customops.checks import CHECKS, UsageError, lowered
-from customops.checks._check import EFFORTS, Check, Effort
 from customops.checks._inputs import alone
 from customops.checks._outcome import NotExercised, in_short, is_alias, torch_refuses
-from customops.checks._trial import FAILS, Case, Trial, resolve
+from customops.checks._table import Check
+from customops.checks._trial import EFFORTS, FAILS, Case, Effort, Trial, resolve
 from customops.checks.inputs import Probed, derive, probe, shrink, variation_of
 from customops.checks.state import Settings
 from customops.errors import CheckError, brief, is_users, users_frames, where

@@ -12,10 +12,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from customops._op.op import CustomOpDef
-from customops.checks._check import Check
 from customops.checks._inputs import alone
 from customops.checks._outcome import NotExercised, Outcome, SchemaCheckError, UsageError, leave_frames_out
-from customops.checks._table import CHECKS, DEFAULT_CHECKS
+from customops.checks._table import CHECKS, DEFAULT_CHECKS, Check
 from customops.checks._trial import Trial, resolve
 from customops.checks.aot_dispatch import aot_autograd_check, aot_dispatch_check
 from customops.checks.autograd_registration import autograd_registration_check

@@ -6,7 +6,6 @@ tensors; a call gets fresh ones where the operator writes to its arguments. Each
 
 from __future__ import annotations
 
-import functools
 import itertools
 import linecache
 import re
@@ -21,7 +20,7 @@ import torch
 from customops import _torch
 from customops._autograd import recompute
 from customops.checks._inputs import is_plain, seeded, tensors_in
-from customops.checks._outcome import NotExercised, in_short
+from customops.checks._outcome import NotExercised, in_short, require
 from customops.checks._runs import difference
 from customops.checks._trial import FAILS, Trial, failed_call
 from customops.errors import CheckError, UnsupportedError, is_users, where
@@ -66,16 +65,15 @@ class Function:
         self.called: Callable[..., Any] = trial.op
         without: frozenset[str] = frozenset()
         if trial.custom_op is not None:
-            said, formulas = trial.custom_op._definition.differentiable, trial.custom_op._rules.autograd.formulas
-            if not said.op:
-                raise NotExercised("the operator is declared not to be differentiable")
-            without = said.nondiff_args.union(*(formula.nondiff_args for formula in formulas.values()))
+            declared, formulas = trial.custom_op._definition.differentiable, trial.custom_op._rules.autograd.formulas
+            require(declared.op, "the operator is declared not to be differentiable")
+            without = declared.nondiff_args.union(*(formula.nondiff_args for formula in formulas.values()))
         leaves, self._spec = _torch.tensors.tree_flatten((own.args, own.kwargs))
         self._leaves = [leaf.detach() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
         self.inputs: list[Input] = []
         self._positions: list[list[int]] = []  #: of each input among the leaves
         passed = _torch.tensors.tree_leaves((trial.args, trial.kwargs))
-        for name, label, tensor in named_tensors(trial):
+        for name, label, tensor in trial.named_tensors:
             at = [i for i, value in enumerate(passed) if value is tensor]
             if name not in without and tensor.dtype in _WIDE and is_plain(tensor) and at not in self._positions:
                 self.inputs.append(Input(label, self._leaves[at[0]], tensor.requires_grad))
@@ -85,8 +83,7 @@ class Function:
     def of(cls, trial: Trial) -> Function:
         """The function in the widest precision that the operator takes; NotExercised if it cannot be compared."""
         trial.require_data()
-        if not cls(trial).inputs:
-            raise NotExercised("there is no floating-point input that may have a gradient")
+        require(cls(trial).inputs, "there is no floating-point input that may have a gradient")
         keys = ("Autograd", "CompositeImplicitAutograd", _torch.dispatcher.autograd_key(trial.tensors))
         has_formula = any(key and _torch.dispatcher.has_kernel(trial.name, key) for key in keys)
         if not has_formula and not any(tensor.requires_grad for tensor in trial.tensors):
@@ -94,7 +91,9 @@ class Function:
         for dtypes in (_WIDE, _MIDDLE, {}):
             if dtypes and all(dtypes.get(tensor.dtype, tensor.dtype) == tensor.dtype for tensor in trial.tensors):
                 continue
-            function = cls(trial.map_tensors(functools.partial(_convert, dtypes)))
+            others = [x for x in trial.distinct if is_plain(x) and dtypes.get(x.dtype, x.dtype) != x.dtype]
+            wider = [x.detach().to(dtypes[x.dtype]).requires_grad_(x.requires_grad) for x in others]
+            function = cls(trial.replaced(dict(zip(map(id, others), wider, strict=True))))
             try:
                 function.settle()
             except NotExercised:
@@ -111,8 +110,7 @@ class Function:
         """Call it twice at the given inputs, to see what it returns and that this is no matter of chance."""
         results = self._results(self.values)
         self._kept = tuple(i for i, x in enumerate(results) if isinstance(x, torch.Tensor) and x.dtype in _WIDE)
-        if not self._kept:
-            raise NotExercised("the operator has no floating-point output")
+        require(self._kept, "the operator has no floating-point output")
         again = self(self.values)
         self.base = [results[i].detach() for i in self._kept]
         for one, other in zip(self.base, again, strict=True):
@@ -146,8 +144,8 @@ class Function:
         self, problem: str, expected: str, got: str, fix: str, *, argument: str | None = None, kind: str = "backward"
     ) -> CheckError:
         """The finding that the formula is wrong, with its place."""
-        place = place_of_formula(self.trial, kind)
-        return self.trial.fault(problem, got, fix, argument=argument, expected=expected, where=place)
+        fields = {"argument": argument, "expected": expected, "where": place_of_formula(self.trial, kind)}
+        return self.trial.fault(problem, got, fix, **fields)
 
     def is_random(self) -> bool:
         """Does another random seed make another result?"""
@@ -188,24 +186,10 @@ class Function:
         return results
 
 
-def _convert(dtypes: dict[torch.dtype, torch.dtype], _name: str, tensor: torch.Tensor) -> torch.Tensor:
-    dtype = dtypes.get(tensor.dtype, tensor.dtype)
-    if not is_plain(tensor) or dtype == tensor.dtype:
-        return tensor
-    return tensor.detach().to(dtype).requires_grad_(tensor.requires_grad)
-
-
 def place_of_formula(trial: Trial, kind: str = "backward") -> str | None:
     """Where the user wrote the formula, or the function it is derived from, if that is known."""
     formula = trial.custom_op and trial.custom_op._rules.autograd.formulas.get(kind)
     return where(recompute.derived_from(formula.fn) or formula.fn) if formula else None
-
-
-def named_tensors(trial: Trial) -> Iterator[tuple[str, str, torch.Tensor]]:
-    """Each tensor, with the argument that it is or is part of, and what to call it: ``xs[1]``."""
-    for name, value in trial.arguments.items():
-        for i, tensor in enumerate(tensors_in(value)):
-            yield name, name if tensor is value else f"{name}[{i}]", tensor
 
 
 #: What messages say that refuse, on purpose, to differentiate.
@@ -266,7 +250,7 @@ def refuses_gradients(error: BaseException) -> bool:
     if isinstance(error, (NotImplementedError, UnsupportedError, NotExercised)):
         return True
     text = str(error)
-    if any(said in text for said in _MISFITS):
+    if any(misfit in text for misfit in _MISFITS):
         return False
     if isinstance(error, (RuntimeError, ValueError)) and _REFUSALS.search(text.lower()):
         return True
@@ -318,18 +302,24 @@ def differentiable_inputs(function: Function) -> list[int]:
         if not accepted:
             raise
         recorded = Recorded(function, function.values, accepted)
-    if not recorded.tracked:
-        raise NotExercised("no output requires grad: the operator has no gradient formula, or says that it has none")
+    require(recorded.tracked, "no output requires grad: the operator has no gradient formula, or says that it has none")
     return accepted
+
+
+@contextmanager
+def differentiable(trial: Trial) -> Iterator[tuple[Function, list[int]]]:
+    """The operator as a function, and the inputs to differentiate it by. Gradients are recorded in the block."""
+    with recording():
+        function = Function.of(trial)
+        yield function, differentiable_inputs(function)
 
 
 def requiring_grad(trial: Trial) -> Trial:
     """The same call, in which every differentiable input requires grad; NotExercised if none is differentiable."""
-    with recording():
-        function = Function.of(trial)
-        labels = {function.inputs[i].label for i in differentiable_inputs(function)}
-    chosen = {id(tensor) for _, label, tensor in named_tensors(trial) if label in labels}
-    return trial.map_tensors(lambda _, x: x.detach().requires_grad_() if id(x) in chosen else x)
+    with differentiable(trial) as (function, wanted):
+        labels = {function.inputs[i].label for i in wanted}
+    chosen = {id(tensor): tensor for _, label, tensor in trial.named_tensors if label in labels}
+    return trial.replaced({key: tensor.detach().requires_grad_() for key, tensor in chosen.items()})
 
 
 def are_finite(gradients: Gradients) -> bool:
@@ -351,10 +341,7 @@ class Ordinary:
         self.rtol = 1e-7 if function.epsilon < 1e-7 else 1e-3
 
     def settle(self) -> bool:
-        """Find the gradients, with a look at all that backward must not write to. Are they finite?
-
-        NaN hides differences, and comes of rounding as of mistakes.
-        """
+        """Find the gradients; has backward written to what it must not? Are they finite? (NaN hides differences.)"""
         kept = {
             "the gradient that it is given": [v for v in self.cotangents if v is not None],
             "an input of the operator": self.recorded.leaves,
@@ -435,33 +422,21 @@ class Slope(NamedTuple):
 
 
 class Differences:
-    """Slopes of a function along directions, by central differences, and what they say of gradients.
-
-    Attributes:
-        wanted: the numbers of the inputs to differentiate by.
-        evaluate: what the slopes are of; it is the function itself, or something derived from it.
-        point: where.
-        scales: the size of the typical element of each tensor of the point.
-        numbers: where random directions come from.
-        steps: the steps to take, the best one first.
-        tolerance: how far apart results may be, relatively to the sum of all terms.
-    """
+    """Slopes of a function along directions, by central differences, and what they say of gradients."""
 
     def __init__(self, function: Function, wanted: Sequence[int] = ()) -> None:
+        """The numbers `wanted` are those of the inputs to differentiate by."""
         self.function, self.wanted, self.point = function, wanted, function.values
+        #: What the slopes are of: the function itself, or something derived from it.
         self.evaluate: Callable[[Sequence[torch.Tensor]], Tensors] = function
         self.scales = [scale_of(x) for x in self.point]
-        self.numbers = generator()
+        self.numbers = generator()  #: random directions come from it
         is_fine = function.epsilon < _FINE
-        self.steps = (1e-4, 1e-3, 1e-5, 1e-2) if is_fine else (1e-2, 3e-2, 1e-1)
-        self.tolerance = 1e-4 if is_fine else 2e-2
+        self.steps = (1e-4, 1e-3, 1e-5, 1e-2) if is_fine else (1e-2, 3e-2, 1e-1)  #: the best one first
+        self.tolerance = 1e-4 if is_fine else 2e-2  #: relatively to the sum of all terms
 
     def direction(self, moving: Collection[int], *, symmetric: bool = False) -> Tensors:
-        """Random changes of the tensors of the numbers `moving`, and zeros for the others.
-
-        Args:
-            symmetric: symmetric square matrices stay so; functions of them read one triangle alone.
-        """
+        """Random changes of the tensors `moving`, zeros for the others; if `symmetric`, symmetric matrices stay so."""
         random = zip(random_like(self.point, self.numbers), self.scales, strict=True)
         found = [u * scale if i in moving else torch.zeros_like(u) for i, (u, scale) in enumerate(random)]
         if not symmetric:
@@ -471,16 +446,14 @@ class Differences:
     def slope(self, point: Tensors, direction: Tensors, step: float | None = None) -> Slope | None:
         """The slope at a point; None if the function is not defined around it, or not finite, or changes its shape.
 
-        None, too, if the elements are so large that a step is lost in rounding.
-
-        The error is made of three parts: what half the step changes; what remains, at half the step, of the difference
-        between the slopes to the two sides, which at a kink does not get smaller with the step; and rounding. It is
-        large near kinks and jumps, for steep functions and for those that round inside, and small wherever the function
-        is smooth at the scale of the step.
+        The error is what half the step changes; what remains, at half the step, of the difference between the slopes to
+        the two sides, which at a kink does not get smaller with the step; and rounding. It is small wherever the
+        function is smooth at the scale of the step.
         """
         step = step or self.steps[0]
         for x, u in zip(point, direction, strict=True):
             way = step / 2 * u
+            # Is the step lost in rounding?
             if not bool((((x + way) - x - way).abs() <= 1e-3 * way.abs() + torch.finfo(x.dtype).tiny).all()):
                 return None
         try:
@@ -503,6 +476,12 @@ class Differences:
             if not (found.value[-1] + found.error[-1]).isfinite().all():
                 return None
         return found
+
+    def gradients_at(self, point: Tensors, chosen: Collection[int] | None = None) -> tuple[Gradients, Gradients]:
+        """Random gradients of the outputs `chosen`, by default of all, and those of the inputs that follow."""
+        recorded = Recorded(self.function, point, self.wanted)
+        cotangents = recorded.cotangents(self.numbers, chosen)
+        return cotangents, recorded.gradients(cotangents)
 
     def judge(self, found: Slope | None, cotangents: Gradients, gradients: Gradients, direction: Tensors) -> Verdict:
         """Is the slope, weighed with `cotangents`, that along `direction` by the gradients?"""

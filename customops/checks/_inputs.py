@@ -60,10 +60,7 @@ def copy_tensors(tree: _T, *, leaves: bool = False, bare: bool = False, unseen: 
 
 
 class _Block:
-    """A copy of the bytes that some tensors use of the storage they share.
-
-    And of those that they would use if no dimension had a stride of 0: who overlooks that reads what is there.
-    """
+    """A copy of the bytes that some tensors use of the storage they share, or would use without strides of 0."""
 
     def __init__(self, tensors: list[torch.Tensor], *, bare: bool, unseen: bool) -> None:
         starts, ends = [], []
@@ -77,7 +74,7 @@ class _Block:
         with torch.no_grad():
             original = torch.empty(0, dtype=torch.uint8, device=tensors[0].device)
             copy = original.set_(tensors[0].untyped_storage(), self.start, (size,), (1,))
-            copy = _unseen.bytes(size).copy_(copy) if unseen and copy.device.type == "cpu" and size else copy.clone()
+            copy = _unseen(size).copy_(copy) if unseen and copy.device.type == "cpu" and size else copy.clone()
             # Kernels that read host memory from a device insist on it. (Without CUDA the question can fail.)
             if torch.cuda.is_available() and tensors[0].is_pinned():
                 copy = copy.pin_memory()
@@ -85,7 +82,7 @@ class _Block:
             if bare:
                 copy.zero_()
                 for tensor in tensors:
-                    _once(self.copy_of(tensor)).copy_(_once(tensor))
+                    without_repeats(self.copy_of(tensor)).copy_(without_repeats(tensor))
 
     def copy_of(self, tensor: torch.Tensor) -> torch.Tensor:
         offset = tensor.storage_offset() - self.start // tensor.element_size()
@@ -94,29 +91,20 @@ class _Block:
         return copy.conj() if tensor.is_conj() else copy
 
 
-class _UnseenMemory:
-    """Memory whose addresses were not handed out before: of a region that is no part of an allocator's heap, once.
-
-    An allocator returns freed memory at once, and a kernel with a cache by address then takes a tensor for an earlier
-    one.
-    """
-
-    _REGION = 16 * 1024 * 1024  # a page costs memory from the first write to it
-
-    def __init__(self) -> None:
-        self._region, self._used = mmap.mmap(-1, 1), 1
-
-    def bytes(self, size: int) -> torch.Tensor:
-        if self._used + size > len(self._region):
-            self._region, self._used = mmap.mmap(-1, max(size, self._REGION)), 0
-        start, self._used = self._used, self._used + -(-size // _ALIGNMENT) * _ALIGNMENT
-        return torch.frombuffer(self._region, dtype=torch.uint8, offset=start, count=size)
+_REGION = 16 * 1024 * 1024  # a page costs memory from the first write to it
+_region, _used = mmap.mmap(-1, 1), 1  # checks take turns: see `alone`
 
 
-_unseen = _UnseenMemory()  # checks take turns: see `alone`
+def _unseen(size: int) -> torch.Tensor:
+    """Memory at new addresses. (At those of freed memory, a cache by address takes a tensor for an earlier one.)"""
+    global _region, _used
+    if _used + size > len(_region):
+        _region, _used = mmap.mmap(-1, max(size, _REGION)), 0
+    start, _used = _used, _used + -(-size // _ALIGNMENT) * _ALIGNMENT
+    return torch.frombuffer(_region, dtype=torch.uint8, offset=start, count=size)
 
 
-def _once(tensor: torch.Tensor) -> torch.Tensor:
+def without_repeats(tensor: torch.Tensor) -> torch.Tensor:
     """Without the dimensions that repeat elements, in which torch refuses to write."""
     for dim, stride in enumerate(tensor.stride()):
         tensor = tensor.narrow(dim, 0, 1) if stride == 0 and tensor.shape[dim] else tensor
@@ -139,6 +127,15 @@ def is_plain(tensor: torch.Tensor) -> bool:
     """Is there nothing more to the tensor, for a kernel, than the elements in its storage?"""
     is_wrapper = type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
     return not (is_wrapper or tensor.is_quantized or tensor.is_neg()) and is_addressable(tensor)
+
+
+def is_ordinary(tensor: torch.Tensor) -> bool:
+    """Is a strided tensor contiguous, at the start of its storage, and no lazy view?"""
+    return tensor.is_contiguous() and tensor.storage_offset() == 0 and not (tensor.is_conj() or tensor.is_neg())
+
+
+def as_ordinary(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
 
 
 def _copy(tensor: torch.Tensor, blocks: dict[int, _Block], *, leaf: bool) -> torch.Tensor:

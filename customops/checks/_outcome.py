@@ -43,15 +43,18 @@ def torch_refuses(error: CheckError) -> bool:
 
 
 def is_alias(error: BaseException) -> bool:
-    """Does an exception say that the kernel returned memory of an input, or the same memory twice?
-
-    Operators of customops and of `torch.library.custom_op` look at what their kernels return.
-    """
+    """Does an exception say that the kernel returned memory of an input, or the same memory twice?"""
     return isinstance(error, AliasError) or (isinstance(error, RuntimeError) and _ALIAS in str(error))
 
 
 class NotExercised(RuntimeError):
     """Raised by a check that has nothing to test on the given inputs."""
+
+
+def require(condition: object, reason: str) -> None:
+    """Raise NotExercised for this reason unless the condition is true."""
+    if not condition:
+        raise NotExercised(reason)
 
 
 class SchemaCheckError(CheckError, RuntimeError):
@@ -65,8 +68,7 @@ class UsageError(CustomOpsError, ValueError):
 def leave_frames_out(error: BaseException | None) -> None:
     """Take the frames of checks, and of torch, out of what a check found, and out of what led to it.
 
-    They say nothing about the operator. Where its code raised something, the traceback starts there. An exception that
-    is neither a finding nor from the operator's code keeps its traceback.
+    Where the operator's code raised something, the traceback starts there; where it did not, a finding has none.
     """
     while isinstance(error, CheckError):
         error.__traceback__ = None
@@ -93,11 +95,7 @@ _WRAPS_RESULTS = "wrap_outputs_maintaining_identity"  #: torch's function that t
 
 
 def _is_accident(error: BaseException) -> bool:
-    """Did an exception come about in the user's code, by something that its author did not think of?
-
-    No is the answer where the line of the user's code that raised it says so (``raise``, ``assert``, ``torch._check``),
-    where no code of the user had a part in it, and for NotImplementedError.
-    """
+    """Did the user's code raise an exception that its author did not think of, by another line than ``raise`` or so?"""
     if isinstance(error, (NotImplementedError, CustomOpsError)) or not isinstance(error, _ACCIDENTS):
         return False
     if error.__cause__ is not None and not _is_accident(error.__cause__):
@@ -111,10 +109,7 @@ def _is_accident(error: BaseException) -> bool:
 
 
 def is_refusal(error: BaseException) -> bool:
-    """Did a rule refuse its inputs on purpose?
-
-    Not if it went on to call an operator, and that one refused what the rule passed to it.
-    """
+    """Did a rule refuse its inputs on purpose, rather than an operator that it called what the rule passed on?"""
     if isinstance(error, (NotImplementedError, CustomOpsError)):
         return not isinstance(error, KernelError)  # of what the rule returned
     frames = traceback.extract_tb(error.__traceback__)

@@ -17,7 +17,7 @@ import torch
 
 from customops import _torch
 from customops.checks._inputs import quiet, seeded, tensors_in
-from customops.checks._outcome import NotExercised
+from customops.checks._outcome import NotExercised, require
 from customops.checks._trial import Trial
 
 # Tolerances go by dtype, and by the largest element of the expected tensor: sums in another order differ by rounding
@@ -108,27 +108,18 @@ def _comparable(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to(torch.float64) if tensor.is_floating_point() else tensor.to(torch.int64)
 
 
-# How much results change with inputs that differ by rounding says how well they are determined.
-def nudges(eps: float) -> Iterator[Callable[[str, torch.Tensor], torch.Tensor]]:
-    """Changes of the inputs by about what a dtype resolves."""
-    for seed, size in enumerate((eps, -eps, 4 * eps, -4 * eps)):
-        yield Nudge(size, None)
-        yield Nudge(size, seed)
+def nudge(size: float, seed: int | None = None) -> Callable[[str, torch.Tensor], torch.Tensor]:
+    """A small change of floating-point numbers: all in one direction, or with a seed each in its own."""
 
-
-class Nudge:
-    """Changes floating-point numbers a little, all in one direction or each in its own."""
-
-    def __init__(self, size: float, seed: int | None) -> None:
-        self.size, self.seed = size, seed
-
-    def __call__(self, _name: str, tensor: torch.Tensor) -> torch.Tensor:
+    def change(_name: str, tensor: torch.Tensor) -> torch.Tensor:
         if not tensor.is_floating_point() or tensor.is_quantized or tensor.layout is not torch.strided:
             return tensor
-        if self.seed is None:
-            return tensor * (1 + self.size)
-        signs = torch.randint(-1, 2, tensor.shape, generator=torch.Generator().manual_seed(self.seed))
-        return (tensor * (1 + self.size * signs.to(tensor.device))).to(tensor.dtype)
+        if seed is None:
+            return tensor * (1 + size)
+        signs = torch.randint(-1, 2, tensor.shape, generator=torch.Generator().manual_seed(seed))
+        return (tensor * (1 + size * signs.to(tensor.device))).to(tensor.dtype)
+
+    return change
 
 
 Results = dict[str, Any]
@@ -140,15 +131,11 @@ _ALLOCATING = ("aten::empty", "aten::new_empty", "aten::resize", "aten::set_", "
 
 
 def call(trial: Trial, *, moved: bool = False, op: Callable[..., Any] | None = None) -> Any:
-    """Call the operator, or `op` in its place, on these very tensors, from the same seed; if `moved`, from another.
+    """Call the operator, or `op`, on these very tensors and copies of generators; from another seed if `moved`."""
 
-    It is given copies of generators, which a call moves on.
-    """
-
-    def own(value: Any) -> Any:
-        return value.clone_state() if isinstance(value, torch.Generator) else value
-
-    args, kwargs = _torch.tensors.tree_map(own, (trial.args, trial.kwargs))
+    args, kwargs = _torch.tensors.tree_map(
+        lambda value: value.clone_state() if isinstance(value, torch.Generator) else value, (trial.args, trial.kwargs)
+    )
     with quiet(), seeded((args, kwargs)):
         if moved:
             torch.default_generator.manual_seed(12345)
@@ -179,32 +166,45 @@ def attempt(trial: Trial, **options: Any) -> Results | None:
         return None
 
 
-def steady_results(trial: Trial) -> Results:
-    """The results of a call, of an operator of which equal calls have equal results, whatever the seed.
+def fake_error(trial: Trial, mode: Any) -> Exception | None:
+    """What the fake impl raises; NotExercised where it needs the data, or torch has no fake of an input."""
+    try:
+        fake = trial.faked(mode)
+        with mode, _torch.tensors.quiet_fakes(), quiet():
+            fake.op(*fake.args, **fake.kwargs)
+    except _torch.tensors.NoFakeTensor:
+        return NotExercised("torch cannot make a fake of an input")
+    except Exception as error:
+        return NotExercised("the fake impl needs data") if _torch.tensors.needs_data(error) else error
+    return None
 
-    Raises:
-        NotExercised: it is none, or has no results to compare.
-    """
+
+def results_near(trial: Trial, dtype: torch.dtype) -> list[Results]:
+    """Results for inputs that are changed by about what a dtype resolves: they say how well results are determined."""
+    eps = torch.finfo(dtype).eps
+    sizes = enumerate((eps, -eps, 4 * eps, -4 * eps))
+    found = [attempt(trial.map_tensors(nudge(size, seed))) for i, size in sizes for seed in (None, i)]
+    return [results for results in found if results is not None]
+
+
+def steady_results(trial: Trial) -> Results:
+    """The results of a call; NotExercised if equal calls differ, by the seed or in any way, or there are no results."""
     require_comparable(trial)
     if torch.Tag.nondeterministic_seeded in trial.op.tags:
         raise NotExercised("the operator is tagged as random: the results of two calls cannot be compared")
     first, second = attempt(trial), attempt(trial, moved=True)
     if first is None or second is None:
         raise NotExercised("the operator does not take these inputs")
-    if not first:
-        raise NotExercised("the operator neither returns nor writes anything that could be compared")
-    if difference(second, first):
-        raise NotExercised("equal calls have different results: there is nothing to compare with")
+    require(first, "the operator neither returns nor writes anything that could be compared")
+    require(not difference(second, first), "equal calls have different results: there is nothing to compare with")
     return first
 
 
 def require_comparable(trial: Trial) -> None:
     """Raise NotExercised where results cannot be compared."""
     trial.require_data()
-    if trial.name.startswith(_ALLOCATING):
-        raise NotExercised("the operator returns uninitialized memory")
-    if any(tensor.is_nested for tensor in trial.tensors):
-        raise NotExercised("nested tensors are not compared")
+    require(not trial.name.startswith(_ALLOCATING), "the operator returns uninitialized memory")
+    require(not any(tensor.is_nested for tensor in trial.tensors), "nested tensors are not compared")
     if trial.custom_op is not None and trial.custom_op._rules.effect.effects:
         raise NotExercised("the operator is registered with a side effect")
 
@@ -229,8 +229,7 @@ def _is_rounding(trial: Trial, name: str, actual: Any, expected: Any) -> bool:
     apart = distance(actual)
     if apart is None:
         return False
-    nudged = (trial.map_tensors(nudge).map_tensors(contiguous) for nudge in nudges(torch.finfo(expected.dtype).eps))
-    steps = [distance(results[name]) for results in map(attempt, nudged) if results is not None]
+    steps = [distance(results[name]) for results in results_near(trial.map_tensors(contiguous), expected.dtype)]
     return apart <= _ROUNDINGS * max((step for step in steps if step is not None), default=0.0)
 
 
@@ -294,35 +293,24 @@ def is_tie_of_indices(trial: Trial, *values: Any) -> bool:
     )
 
 
-#: The number of a tensor, and a dimension of it, for some tensors.
+#: The number of a tensor of `Trial.distinct`, and a dimension of it, for some tensors.
 Group = tuple[tuple[int, int], ...]
 
 
-def chosen(
-    trial: Trial, tensors: list[torch.Tensor], group: Group, choose: Callable[[int, int], torch.Tensor]
-) -> Trial:
-    """The call with `choose(i, dim)` for each tensor of a group: its number, and its dimension of the group."""
-    dims, numbers = dict(group), {id(tensor): i for i, tensor in enumerate(tensors)}
-
-    def change(_name: str, tensor: torch.Tensor) -> torch.Tensor:
-        i = numbers[id(tensor)]
-        return choose(i, dims[i]) if i in dims else tensor
-
-    return trial.map_tensors(change)
-
-
-def words_of(trial: Trial, tensors: list[torch.Tensor], group: Group) -> tuple[str, str]:
+def words_of(trial: Trial, group: Group) -> tuple[str, str]:
     """The arguments of a group, and its dimensions."""
-    names = {id(tensor): name for name, value in trial.arguments.items() for tensor in tensors_in(value)}
-    arguments = [(names[id(tensors[i])], dim) for i, dim in group]
+    names = {id(tensor): name for name, _, tensor in trial.named_tensors}
+    arguments = [(names[id(trial.distinct[i])], dim) for i, dim in group]
     dims = ", ".join(f"dimension {dim} of {name}" for name, dim in arguments)
     return ", ".join(name for name, _ in arguments), dims
 
 
-def groups_of(tensors: list[torch.Tensor]) -> Iterator[Group]:
+def groups_of(trial: Trial) -> Iterator[Group]:
     """Groups of dimensions of one size; those of most tensors first."""
-    sizes = sorted({size for tensor in tensors for size in tensor.shape if 1 < size <= 4096})
-    for size in sizes:
+    tensors = trial.distinct
+    if not all(tensor.layout is torch.strided and not tensor.is_quantized for tensor in tensors):
+        raise NotExercised("an input is sparse or quantized")
+    for size in sorted({size for tensor in tensors for size in tensor.shape if 1 < size <= 4096}):
         choices = [[None, *(dim for dim, s in enumerate(tensor.shape) if s == size)] for tensor in tensors[:6]]
         combinations = itertools.islice(itertools.product(*choices), 256)
         groups = [tuple((i, dim) for i, dim in enumerate(dims) if dim is not None) for dims in combinations]

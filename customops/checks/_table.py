@@ -1,9 +1,10 @@
-"""The table of checks."""
+"""The table of checks: what each compares, on which inputs it runs, and after which others."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 
 from customops.checks import (
@@ -29,7 +30,89 @@ from customops.checks import (
     unchecked,
     vmap,
 )
-from customops.checks._check import Check, both, everything, indexed, of_kinds, steered
+from customops.checks._trial import Case, Effort, Trial
+
+#: Picks, of the inputs that an operator accepts, those that a check runs on. The first is the first sample.
+Selection = Callable[[Sequence[Case], Effort], Iterable[Case]]
+
+
+def samples(cases: Sequence[Case], effort: Effort) -> Iterable[Case]:
+    """The samples without changes; in a quick run only the first."""
+    unchanged = [case for case in cases if case.kind == "sample"]
+    return unchanged[:1] if effort == "quick" else unchanged
+
+
+def everything(cases: Sequence[Case], effort: Effort) -> Iterable[Case]:
+    """Every input there is."""
+    return cases
+
+
+def of_kinds(*kinds: str, each: int | None = None, also: Selection | None = None, **limits: int) -> Selection:
+    """The samples, the inputs of these kinds, and what `also` picks.
+
+    At most `each` of a kind in a run that is not thorough; `limits` are kinds of which there may be others than `each`.
+    """
+
+    def select(cases: Sequence[Case], effort: Effort) -> Iterable[Case]:
+        picked = list(samples(cases, effort))
+        for kind, limit in {**dict.fromkeys(kinds, each), **limits}.items():
+            picked += [case for case in cases if case.kind == kind][: None if effort == "thorough" else limit]
+        picked += also(cases, effort) if also is not None else ()
+        return {id(case): case for case in picked}.values()
+
+    return select
+
+
+def steered(cases: Sequence[Case], effort: Effort) -> Iterable[Case]:
+    """The inputs with other numbers, flags, indices, counts or masks, by which kernels choose what to do.
+
+    Tensors of floating point are the sample's. Negative numbers are left out where the sample has none: what a mode or
+    a count of -1 means, not every kernel asks.
+    """
+    given = {case.sample: case.trial for case in cases if case.kind == "sample"}
+    for case in cases:
+        sample = given.get(case.sample)
+        if sample is None or case.kind not in ("value", "number", "choice", "optional"):
+            continue
+        known = {id(tensor) for tensor in sample.tensors}
+        if any(tensor.is_floating_point() and id(tensor) not in known for tensor in case.trial.tensors):
+            continue
+        numbers = {name: value for name, value in case.trial.arguments.items() if isinstance(value, int | float)}
+        if not any(value < 0 and sample.arguments.get(name) != value for name, value in numbers.items()):
+            yield case
+
+
+def indexed(cases: Sequence[Case], effort: Effort) -> Iterable[Case]:
+    """The inputs with other integers and bools in tensors, and the numbers of floating point of the sample."""
+    found = [case for case in steered(cases, effort) if case.kind == "value"]
+    return found if effort == "thorough" else found[:6]
+
+
+@dataclass(frozen=True)
+class Check:
+    """One row of `CHECKS`.
+
+    Attributes:
+        run: the check, a function of a `Trial`. It raises CheckError for a fault, and NotExercised if the input gives
+            it nothing to test. It does not change the tensors of the trial.
+        about: what it compares, in a few words.
+        inputs: selects the inputs that it runs on.
+        effort: the lowest effort of `customops.check` at which it runs.
+        after: checks whose failures are the likely cause of a failure of this one. If one of them fails, this check
+            does not run.
+        takes_reference: it compares with the reference function. If there is one, the check runs at any effort.
+    """
+
+    run: Callable[[Trial], None]
+    about: str
+    inputs: Selection = samples
+    effort: Effort = "normal"
+    after: tuple[str, ...] = ()
+    takes_reference: bool = False
+
+    def __call__(self, trial: Trial) -> None:
+        self.run(trial)
+
 
 #: What explains failures of many others: a call that writes what it must not, or is not the same twice.
 _CALL = ("test_schema", "test_determinism", "test_uninitialized_memory", "test_state")
@@ -37,6 +120,7 @@ _CALL = ("test_schema", "test_determinism", "test_uninitialized_memory", "test_s
 _KERNEL = (*_CALL, "test_layouts", "test_writes", "test_batches", "test_permutations")
 _FAKE = ("test_schema", "test_faketensor")
 _COMPILED = (*_CALL, *_FAKE, "test_aot_dispatch_dynamic")
+_DIFFERENTIATED = ("value", "choice", "same", "optional", "padding", "broadcast")  #: kinds of inputs
 _GRADIENTS = (*_KERNEL, "test_autograd_registration", "test_gradients")
 
 #: The checks by name, in the order in which they run: a check whose failures explain those of others comes first. No
@@ -51,7 +135,7 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
         "test_uninitialized_memory": Check(
             determinism.check_memory,
             "results in filled memory against results in memory as it comes",
-            both(of_kinds("size", "dtype", each=4, size=16), steered),
+            of_kinds("size", "dtype", each=4, size=16, also=steered),
             "quick",
         ),
         "test_state": Check(
@@ -140,12 +224,7 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
         "test_gradients": Check(
             gradients.check,
             "gradients against finite differences, and with each other",
-            both(
-                of_kinds(
-                    "value", "choice", "same", "optional", "padding", "broadcast", each=4, number=8, size=8, list=6
-                ),
-                indexed,
-            ),
+            of_kinds(*_DIFFERENTIATED, each=4, number=8, size=8, list=6, also=indexed),
             effort="quick",
             after=(*_KERNEL, "test_autograd_registration"),
         ),
@@ -222,9 +301,4 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
 )
 
 #: The names of the checks that `opcheck` runs by default.
-DEFAULT_CHECKS = (
-    "test_schema",
-    "test_autograd_registration",
-    "test_faketensor",
-    "test_aot_dispatch_dynamic",
-)
+DEFAULT_CHECKS = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -17,7 +17,6 @@ from customops.checks._outcome import NotExercised, UsageError, in_short
 from customops.errors import CheckError, CustomOpsError, brief, where
 
 __tracebackhide__ = True  # pytest leaves the frames out
-
 
 #: The problem of a call that raises. It is a fault of a sample, and none of an input derived from it.
 FAILS = "the operator itself fails on these inputs"
@@ -53,10 +52,17 @@ class Trial:
     def tensors(self) -> list[torch.Tensor]:
         return tensors_in((self.args, self.kwargs))
 
-    @property
+    @functools.cached_property
     def distinct(self) -> list[torch.Tensor]:
         """The tensors, each once."""
         return list({id(tensor): tensor for tensor in self.tensors}.values())
+
+    @property
+    def named_tensors(self) -> Iterator[tuple[str, str, torch.Tensor]]:
+        """Each tensor, with the argument that it is or is part of, and what to call it: ``xs[1]``."""
+        for name, value in self.arguments.items():
+            for i, tensor in enumerate(tensors_in(value)):
+                yield name, name if tensor is value else f"{name}[{i}]", tensor
 
     @functools.cached_property
     def arguments(self) -> dict[str, Any]:
@@ -75,6 +81,10 @@ class Trial:
             return list(outputs)
         return [outputs] if self.schema.returns else []
 
+    def results(self) -> list[Any]:
+        """Call the operator on these very tensors: a value for each return of the schema, then what it wrote."""
+        return [*self.by_return(self.op(*self.args, **self.kwargs)), *self.mutated.values()]
+
     @property
     def custom_op(self) -> Any:
         """The `CustomOpDef` of the operator; None if customops did not define it."""
@@ -84,6 +94,7 @@ class Trial:
     @property
     def kernels(self) -> list[Callable[..., Any]]:
         """The kernels, as far as they are known: those of customops and of `torch.library.custom_op`."""
+        # `torch.library.custom_op` keeps its kernel under the same name as customops.
         found = [getattr(_torch.library.torch_op_of(self.name), "_init_fn", None)]
         if self.custom_op is not None:
             found += self.custom_op._rules.kernel.kernels.values()
@@ -92,18 +103,15 @@ class Trial:
     def map_tensors(self, change: Callable[[str, torch.Tensor], torch.Tensor]) -> Trial:
         """The same call with ``change(name, tensor)`` for each tensor; a tensor passed twice is changed once."""
         changed: dict[int, torch.Tensor] = {}
+        for name, _, tensor in self.named_tensors:
+            if id(tensor) not in changed:
+                changed[id(tensor)] = change(name, tensor)
+        return self.replaced(changed)
 
-        def leaf(name: str, value: Any) -> Any:
-            if not isinstance(value, torch.Tensor):
-                return value
-            if id(value) not in changed:
-                changed[id(value)] = change(name, value)
-            return changed[id(value)]
-
-        def mapped(name: str, value: Any) -> Any:
-            return _torch.tensors.tree_map(functools.partial(leaf, name), value)
-
-        return self.with_arguments(**{name: mapped(name, value) for name, value in self.arguments.items()})
+    def replaced(self, by_id: Mapping[int, Any]) -> Trial:
+        """The same call with ``by_id[id(tensor)]`` for each tensor for which there is one."""
+        args, kwargs = _torch.tensors.tree_map(lambda value: by_id.get(id(value), value), (self.args, self.kwargs))
+        return replace(self, args=args, kwargs=kwargs)
 
     def with_arguments(self, /, **values: Any) -> Trial:
         """The same call with other values for some arguments."""
@@ -134,11 +142,7 @@ class Trial:
         return replace(self, args=args, kwargs=kwargs)
 
     def run(self) -> Any:
-        """Call the operator.
-
-        Raises:
-            CheckError: the operator raised. The inputs of a check must work.
-        """
+        """Call the operator. CheckError if it raises: the inputs of a check must work."""
         try:
             with seeded((self.args, self.kwargs)):
                 return self.op(*self.args, **self.kwargs)
@@ -147,15 +151,16 @@ class Trial:
         except Exception as error:
             raise failed_call(self.name, FAILS, error) from error
 
+    def finding(self, problem: str, **fields: str | None) -> CheckError:
+        return CheckError(problem, op=self.name, **fields)
+
     def fault(self, problem: str, got: str, fix: str, **fields: str | None) -> CheckError:
         """The finding that the kernel is wrong, with the place of the one that these inputs go to."""
-        kernels = self.custom_op._rules.kernel.kernels if self.custom_op is not None else {}
+        by_device = self.custom_op._rules.kernel.kernels if self.custom_op is not None else {}
         device = self.tensors[0].device.type if self.tensors else None
-        # `torch.library.custom_op` keeps its kernel under the same name as customops.
-        first = getattr(_torch.library.torch_op_of(self.name), "_init_fn", None)
-        kernel = kernels.get(device) or kernels.get(None) or first
+        kernel = by_device.get(device) or by_device.get(None) or next(iter(self.kernels), None)
         place = None if kernel is None else where(kernel)
-        return CheckError(problem, op=self.name, got=got, fix=fix, **{"where": place, **fields})
+        return self.finding(problem, got=got, fix=fix, **{"where": place, **fields})
 
     def require_data(self) -> None:
         """Raise NotExercised if an input is a tensor without data."""
@@ -166,8 +171,7 @@ class Trial:
 class JudgingMode(_torch.tensors.TorchDispatchMode):
     """Hands calls of an operator, and of others that it calls on the way to a kernel, to `judge`.
 
-    By then the dispatcher has made numbers of tensors that were given for numbers; and what an operator made of others
-    reads of their results, it reads of real ones.
+    By then the dispatcher has made numbers of tensors that were given for numbers.
     """
 
     supports_higher_order_operators = True
@@ -242,6 +246,10 @@ def resolve(op: Any) -> _torch.library.OpOverload:
     return overload
 
 
+#: How much `customops.check` tries, from least to most.
+Effort = Literal["quick", "normal", "thorough"]
+EFFORTS: tuple[Effort, ...] = ("quick", "normal", "thorough")
+
 #: What was changed of a sample.
 Kind = Literal[
     "sample",  # nothing
@@ -262,16 +270,9 @@ Kind = Literal[
 
 @dataclass(frozen=True)
 class Case:
-    """One input to try an operator on.
-
-    Attributes:
-        trial: the call.
-        kind: what was changed.
-        label: how it differs from its sample, for people: ``"x: transposed"``; empty for a sample as it is.
-        sample: the number of the sample that it was made of.
-    """
+    """One input to try an operator on."""
 
     trial: Trial
-    kind: Kind = "sample"
-    label: str = ""
-    sample: int = 0
+    kind: Kind = "sample"  #: what was changed
+    label: str = ""  #: how it differs from its sample, for people: ``"x: transposed"``; empty for a sample as it is
+    sample: int = 0  #: the number of the sample that it was made of

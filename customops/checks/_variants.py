@@ -1,4 +1,4 @@
-"""Calls like a given one: with other elements, sizes, numbers and choices.
+"""Calls like a given one: with other elements, sizes, numbers and choices, and amid other memory.
 
 Elements are those of the given tensors in another order, repeated where there are more. So indices stay in range, and
 what has to be positive stays so. Sizes only grow, for the same reason.
@@ -6,15 +6,16 @@ what has to be positive stays so. Sizes only grow, for the same reason.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 
-from customops.checks._check import Effort
+from customops.checks import _memory
 from customops.checks._inputs import is_plain
 from customops.checks._runs import attempt, difference
-from customops.checks._trial import Trial
+from customops.checks._trial import Effort, Trial
 from customops.checks.inputs.derive import derive
 from customops.checks.inputs.parts import variation_of
 
@@ -33,10 +34,7 @@ def are_plain(trial: Trial) -> bool:
 
 
 def _rows(tensor: torch.Tensor, least: int) -> torch.Tensor:
-    """The rows of a tensor, where there are at least so many; else its elements.
-
-    Where rows stay together, indices stay in range though the columns of a row mean different things.
-    """
+    """The rows of a tensor, which are kept together since columns may mean different things; of few, its elements."""
     return tensor.detach() if tensor.dim() > 1 and len(tensor) >= least else tensor.detach().reshape(-1)
 
 
@@ -72,24 +70,21 @@ def like(values: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def other_sizes(trial: Trial) -> Iterator[Trial]:
-    """The same call with other sizes: all doubled, and all sizes of one value made larger by one.
-
-    Dimensions of one size stay of one size, since an operator may need that.
-    """
+    """The same call with other sizes: all doubled, and all sizes of one value, which may belong together, plus one."""
     if not are_plain(trial) or any(tensor.numel() == 0 for tensor in trial.tensors):
         return
     sizes = sorted({size for tensor in trial.tensors for size in tensor.shape if size > 1})
     changes = [{size: 2 * size for size in sizes}, *({size: size + 1} for size in reversed(sizes))]
     for change in changes if sizes else []:
-        shapes = {id(tensor): tuple(change.get(size, size) for size in tensor.shape) for tensor in trial.tensors}
-        yield trial.map_tensors(lambda _, tensor, to=shapes: resized(tensor, to[id(tensor)]))  # type: ignore[misc]
+        shapes = [tuple(change.get(size, size) for size in tensor.shape) for tensor in trial.distinct]
+        pairs = zip(trial.distinct, shapes, strict=True)
+        yield trial.replaced({id(tensor): resized(tensor, shape) for tensor, shape in pairs})
 
 
 def other_values(trial: Trial) -> Trial | None:
     """The call with other values, which the operator takes; None if none were found.
 
-    The rows of floating-point tensors are shuffled, and elements made smaller. Tensors of integers and bools are
-    often indices or sizes: theirs are shuffled, where that is accepted and nothing else can change.
+    Integers and bools are often indices or sizes: they are shuffled where nothing else can change.
     """
 
     def shuffled(_name: str, tensor: torch.Tensor) -> torch.Tensor:
@@ -125,10 +120,54 @@ def other_numbers(trial: Trial) -> Iterator[Trial]:
 
 
 def other_arguments(trial: Trial, effort: Effort) -> Iterator[Trial]:
-    """The same tensors with other numbers and choices, and with optional arguments given or absent.
-
-    They need not be accepted. What the author said about inputs is kept to, and defaults count as given.
-    """
+    """The same tensors with other numbers and choices, as the author allows them. They need not be accepted."""
     for case in derive(trial, variation_of(trial.custom_op), effort):
         if case.kind in ("number", "choice", "optional"):
             yield case.trial
+
+
+# Tensors in the middle of larger storages. A kernel that reads past a tensor, or between its rows where it is a slice,
+# then gives another result when something else lies there; one that writes there leaves a trace.
+
+_PADDING = 1024  #: bytes before and after the elements; a multiple of the alignment of allocators
+
+
+def surrounded(
+    trial: Trial, byte: int, is_put: Callable[[str, torch.Tensor], bool] = lambda _name, _tensor: True
+) -> tuple[Trial, Callable[[], tuple[str, int] | None]]:
+    """A call with each tensor, or those that `is_put` picks, in a storage of its own, amid bytes of one value.
+
+    With it comes a function: around which argument was something written since, and how many elements have changed?
+    """
+    bases: list[tuple[str, torch.Tensor, torch.Tensor]] = []  # name, bytes, where elements are
+
+    def put(name: str, tensor: torch.Tensor) -> torch.Tensor:
+        if not is_put(name, tensor):
+            return tensor
+        width = tensor.element_size()
+        start, end = _memory.byte_range(tensor)
+        base = torch.full((end - start + 2 * _PADDING,), byte, dtype=torch.uint8, device=tensor.device)
+        offset = _PADDING // width + tensor.storage_offset() % 16  # as little aligned as it was
+        inside = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+        inside.set_(base.untyped_storage(), offset, tuple(tensor.shape), tensor.stride())
+        taken = torch.zeros(base.shape[0] // width, dtype=torch.bool, device=tensor.device)
+        taken[torch.arange(len(taken)).as_strided(tensor.shape, tensor.stride(), offset)] = True
+        _memory.bits(inside).copy_(_memory.bits(tensor))
+        bases.append((name, base[: len(taken) * width].view(len(taken), width), taken))
+        return inside
+
+    def written_outside() -> tuple[str, int] | None:
+        for name, whole, taken in bases:
+            count = int((whole[~taken] != byte).any(-1).sum())
+            if count:
+                return name, count
+        return None
+
+    return trial.map_tensors(put), written_outside
+
+
+def can_surround(trial: Trial) -> bool:
+    """Have the tensors a storage each, and elements that can be copied one by one?"""
+    shared = any(_memory.share_storage(one, other) for one, other in itertools.combinations(trial.distinct, 2))
+    are_lazy = any(_memory.overlaps_itself(t) or t.is_conj() or t.is_neg() for t in trial.distinct)
+    return bool(trial.distinct) and not shared and not are_lazy

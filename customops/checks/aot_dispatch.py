@@ -9,6 +9,7 @@ outputs. Gradients are those of the sum of the magnitudes of the sums of all dif
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
@@ -16,7 +17,7 @@ import torch
 
 from customops import _torch
 from customops.checks._derivatives import requiring_grad
-from customops.checks._inputs import copy_tensors, is_plain, seeded
+from customops.checks._inputs import copy_tensors, is_plain, seeded, without_repeats
 from customops.checks._outcome import NotExercised, in_short
 from customops.checks._trial import Trial, failed_call, is_untraceable, resolve
 from customops.errors import CheckError
@@ -171,8 +172,7 @@ def _magnitude(tensor: torch.Tensor) -> torch.Tensor:
 class _Call:
     """A function and its inputs, in the form in which AOTAutograd takes functions: tensors in, a flat list out.
 
-    The function is given copies, made as part of the trace. So it may write to its arguments, which it might not do
-    to the inputs: leaves of autograd refuse to be written.
+    The function is given copies, made as part of the trace: leaves of autograd refuse to be written.
     """
 
     def __init__(
@@ -186,7 +186,7 @@ class _Call:
         self.values, self._spec = _torch.tensors.tree_flatten((args, kwargs))
         self._results_of = results_of
         self._position = {key: i for i, key in enumerate(inputs)}
-        self._copiers = [_copier(tensor) for tensor in self.inputs]
+        self._copiers = [_copy_with_strides if _has_other_strides(tensor) else torch.clone for tensor in self.inputs]
 
     def __call__(self, *inputs: torch.Tensor) -> list[Any]:
         copies = [copy(tensor) for copy, tensor in zip(self._copiers, inputs, strict=True)]
@@ -204,22 +204,18 @@ def _named_leaves(named: dict[str, Any]) -> Iterator[tuple[str, Any]]:
             yield f"{name}[{i}]" if isinstance(tree, (list, tuple)) else name, leaf
 
 
-def _copier(tensor: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
-    """A function that copies `tensor`, and fakes of it, and keeps the strides where torch can."""
+def _has_other_strides(tensor: torch.Tensor) -> bool:
+    """Has a copy by `torch.clone`, and of fakes, other strides, which `_copy_with_strides` keeps?"""
     if not is_plain(tensor) or torch.empty_like(tensor, device="meta").stride() == tensor.stride():
-        return torch.clone
-    try:
+        return False
+    with contextlib.suppress(RuntimeError):  # elements overlap in a way that cannot be written
         _copy_with_strides(tensor.detach())
-    except RuntimeError:  # elements overlap in a way that cannot be written
-        return torch.clone
-    return _copy_with_strides
+        return True
+    return False
 
 
 def _copy_with_strides(tensor: torch.Tensor) -> torch.Tensor:
-    one_of_each = tensor
-    for dim, step in enumerate(tensor.stride()):
-        if step == 0:  # an expanded dimension
-            one_of_each = one_of_each.narrow(dim, 0, 1)
+    one_of_each = without_repeats(tensor)
     copy = one_of_each.new_empty_strided(one_of_each.shape, one_of_each.stride()).copy_(one_of_each)
     # An expand that expands nothing is not harmless: undoing it as a view adds and subtracts the old values.
     return copy if one_of_each is tensor else copy.expand(tensor.shape)

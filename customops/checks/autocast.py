@@ -12,19 +12,16 @@ from __future__ import annotations
 import torch
 
 from customops import _torch
-from customops.checks._derivatives import named_tensors
 from customops.checks._inputs import quiet, tensors_in
-from customops.checks._outcome import NotExercised, in_short
+from customops.checks._outcome import NotExercised, in_short, require
 from customops.checks._runs import Results, compare, difference, results_of, steady_results, tolerance_of
 from customops.checks._trial import Trial
-from customops.errors import CheckError
 
 
 def check(trial: Trial) -> None:
     trial.require_data()
     devices = {tensor.device.type for tensor in trial.tensors}
-    if len(devices) != 1:
-        raise NotExercised("autocast is for tensors of one device")
+    require(len(devices) == 1, "autocast is for tensors of one device")
     (device,) = devices
     if not _torch.dispatcher.has_kernel(trial.name, f"Autocast{_torch.dispatcher.device_key(device)}"):
         raise NotExercised(f"the operator has no autocast rule for {device}")
@@ -55,7 +52,28 @@ def check(trial: Trial) -> None:
             "the kernel asks whether autocast is on: let the rule do the casts",
             expected=f"the results for inputs of {rule}",
         )
-    _check_gradients(trial, device)
+    gradients = _gradients(trial)
+    if not gradients:
+        return
+    try:
+        with torch.autocast(device):
+            found = _gradients(trial)
+    except Exception as error:
+        raise trial.finding(
+            "the operator's backward fails under autocast",
+            got=in_short(error),
+            fix="under autocast the formula sees inputs and results of other dtypes than without; it has to return "
+            "gradients of the dtype of the inputs that it saw",
+        ) from error
+    for name, gradient in found.items():
+        if name in gradients and gradient.dtype != gradients[name].dtype:
+            raise trial.finding(
+                "a gradient has another dtype under autocast",
+                argument=name,
+                expected=str(gradients[name].dtype),
+                got=str(gradient.dtype),
+                fix="cast gradients to the dtype of the input",
+            )
 
 
 def _is_cast(tensor: torch.Tensor) -> bool:
@@ -77,40 +95,12 @@ def _compare_with_plain(trial: Trial, device: str, actual: Results, plain: Resul
         # Rounding the inputs by hand may change the result as much, where the operator is steep.
         rounded = detached.map_tensors(lambda _n, t: t.to(dtype).to(t.dtype) if _is_cast(t) else t)
         if difference(results_of(rounded)[name], results_of(detached)[name], rtol=coarse) is None:
-            raise CheckError(
+            raise trial.finding(
                 "results under autocast are far from those without",
-                op=trial.name,
                 expected="the results without autocast, but for rounding",
                 got=f"{name}: {found}",
                 fix="the kernel at the autocast key has to cast its inputs, exclude the key, and call the operator "
                 "again with all of its arguments",
-            )
-
-
-def _check_gradients(trial: Trial, device: str) -> None:
-    plain = _gradients(trial)
-    if not plain:
-        return
-    try:
-        with torch.autocast(device):
-            found = _gradients(trial)
-    except Exception as error:
-        raise CheckError(
-            "the operator's backward fails under autocast",
-            op=trial.name,
-            got=in_short(error),
-            fix="under autocast the formula sees inputs and results of other dtypes than without; it has to return "
-            "gradients of the dtype of the inputs that it saw",
-        ) from error
-    for name, gradient in found.items():
-        if name in plain and gradient.dtype != plain[name].dtype:
-            raise CheckError(
-                "a gradient has another dtype under autocast",
-                op=trial.name,
-                argument=name,
-                expected=str(plain[name].dtype),
-                got=str(gradient.dtype),
-                fix="cast gradients to the dtype of the input",
             )
 
 
@@ -123,7 +113,7 @@ def _gradients(trial: Trial) -> dict[str, torch.Tensor]:
         outputs = [x for x in tensors_in(copy.op(*copy.args, **copy.kwargs)) if x.requires_grad]
         if not outputs:
             return {}
-        leaves = {label: tensor for _, label, tensor in named_tensors(copy) if tensor.requires_grad}
+        leaves = {label: tensor for _, label, tensor in copy.named_tensors if tensor.requires_grad}
         sums = [output.sum().abs() for output in outputs]
         found = torch.autograd.grad(sums, list(leaves.values()), allow_unused=True)
     return {name: gradient for name, gradient in zip(leaves, found, strict=True) if gradient is not None}

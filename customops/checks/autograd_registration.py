@@ -2,11 +2,9 @@
 
 An operator is differentiable through a kernel at an autograd key, or as a composite of differentiable operators. A
 kernel registered for a device (CPU, CUDA, ...) runs below autograd: an autograd.Function called there, or other
-operators, appear to work in eager mode, since nothing stops autograd from recording them, and are lost or recorded
-twice once another transform is involved.
-
-Without an autograd kernel torch hands outputs on as the device's kernel made them. So the operator is run with
-torch's fallback switched off; an output that requires grad then says that autograd was at work below its own key.
+operators, appear to work in eager mode, and are lost or recorded twice once another transform is involved. So the
+operator is run with torch's fallback for autograd switched off: an output that requires grad then says that autograd
+was at work below its own key.
 """
 
 from __future__ import annotations
@@ -18,9 +16,8 @@ import torch
 
 from customops import _torch
 from customops.checks._inputs import tensors_in
-from customops.checks._outcome import NotExercised
+from customops.checks._outcome import NotExercised, require
 from customops.checks._trial import Trial, resolve
-from customops.errors import CheckError
 
 
 def autograd_registration_check(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> None:
@@ -34,10 +31,8 @@ def autograd_registration_check(op: Any, args: tuple[Any, ...], kwargs: dict[str
 
 def check(trial: Trial) -> None:
     trial.require_data()
-    if not any(tensor.requires_grad for tensor in trial.tensors):
-        raise NotExercised("no input has requires_grad=True")
-    if not torch.is_grad_enabled():
-        raise NotExercised("gradients are disabled")
+    require(any(tensor.requires_grad for tensor in trial.tensors), "no input has requires_grad=True")
+    require(torch.is_grad_enabled(), "gradients are disabled")
     key = _torch.dispatcher.autograd_key(trial.tensors)
     if key is None:
         raise NotExercised("the inputs were made in inference mode: autograd does not see them")
@@ -59,10 +54,9 @@ def check(trial: Trial) -> None:
         results += [(got, tensor) for tensor in tensors_in(value)]
     for got, tensor in results:
         if tensor.requires_grad and id(tensor) not in already:
-            raise CheckError(
+            raise trial.finding(
                 "the operator does not have an autograd kernel, and yet autograd recorded it: "
                 "its backward is incorrectly registered, below autograd",
-                op=trial.name,
                 expected=f"a kernel at {key} or Autograd; or only one at CompositeImplicitAutograd",
                 got=got,
                 fix="call register_autograd; or register the autograd.Function at Autograd and not for a device; "

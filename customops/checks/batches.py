@@ -1,12 +1,8 @@
 """test_batches, test_pointwise: an element of a result depends on its own elements of the inputs alone.
 
-The elements of a batch have their own results, however many there are.
-
 Which dimensions are batches is learnt. A group of dimensions, of one size and at most one of each tensor, is a batch
 if the operator, called with elements in another order, twice, or mixed with those of another call of the same size,
-gives each the result it had. Then the same has to hold for other sizes: what each element has to give is known from
-the calls of the sample's size. Sizes lie beside powers of two and beyond usual blocks.
-
+gives each the result it had. Then the same has to hold for other sizes, beside powers of two and beyond usual blocks.
 An operator may depend on the size, as one that divides by it: a dimension counts only if two other sizes agree.
 
 Compilers fuse and split ops that are tagged as pointwise as they like. So one element of one input is changed: results
@@ -21,10 +17,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from customops.checks._derivatives import named_tensors
 from customops.checks._inputs import tensors_in
-from customops.checks._outcome import NotExercised
-from customops.checks._runs import Group, Results, attempt, chosen, difference, groups_of, steady_results, words_of
+from customops.checks._outcome import NotExercised, require
+from customops.checks._runs import Group, Results, attempt, difference, groups_of, steady_results, words_of
 from customops.checks._trial import Trial
 from customops.checks._variants import are_plain
 
@@ -36,42 +31,26 @@ _SLOW = 0.05  #: seconds of this thread; larger sizes are left out where a call 
 
 def check(trial: Trial) -> None:
     trial = trial.detached()
-    tensors = trial.distinct
-    if not all(tensor.layout is torch.strided and not tensor.is_quantized for tensor in tensors):
-        raise NotExercised("an input is sparse or quantized")
-    groups = list(itertools.islice(groups_of(tensors), _MOST_GROUPS))
-    if not groups:
-        raise NotExercised("no tensor has a dimension of more than one element")
+    groups = list(itertools.islice(groups_of(trial), _MOST_GROUPS))
+    require(groups, "no tensor has a dimension of more than one element")
     expected = steady_results(trial)
-    if not any(tensor.dim() for tensor in tensors_in(list(expected.values()))):
-        raise NotExercised("no result has a dimension")
-    learnt = [batch for group in groups if (batch := _learn(trial, tensors, group, expected)) is not None]
-    if not learnt:
-        raise NotExercised("no dimension of the inputs is a batch of independent elements")
+    require(any(tensor.dim() for tensor in tensors_in(list(expected.values()))), "no result has a dimension")
+    learnt = [batch for group in groups if (batch := _learn(trial, group, expected)) is not None]
+    require(learnt, "no dimension of the inputs is a batch of independent elements")
     tried = [_check_sizes(batch) for batch in learnt]
-    if not any(tried):
-        raise NotExercised("the operator does not take other sizes of its batch dimensions, or depends on them")
+    require(any(tried), "the operator does not take other sizes of its batch dimensions, or depends on them")
 
 
 @dataclass(frozen=True)
 class _Batch:
-    """A batch dimension: elements to build batches of, and the result of each.
-
-    Attributes:
-        tensors: the inputs of the call.
-        group: their batch dimensions, of one size.
-        pools: by the number of a tensor, many elements along its batch dimension.
-        results: what they gave, along the dimensions `dims`.
-        dims: by the name of a result, its batch dimension, and how many rows of it one element makes.
-    """
+    """A batch dimension: elements to build batches of, and the result of each."""
 
     trial: Trial
-    tensors: list[torch.Tensor]
-    group: Group
+    group: Group  #: the batch dimensions of its tensors, of one size
     size: int
-    pools: dict[int, torch.Tensor]
-    results: Results
-    dims: dict[str, int]
+    pools: dict[int, torch.Tensor]  #: by the number of a tensor, many elements along its batch dimension
+    results: Results  #: what they gave, along the dimensions `dims`
+    dims: dict[str, int]  #: by the name of a result, its batch dimension
 
     @property
     def count(self) -> int:
@@ -79,11 +58,8 @@ class _Batch:
 
     def call(self, index: torch.Tensor) -> Results | None:
         """The results of a call with the elements at `index`; None if the operator does not take them."""
-
-        def choose(i: int, dim: int) -> torch.Tensor:
-            return self.pools[i].index_select(dim, index.to(self.tensors[i].device))
-
-        return attempt(chosen(self.trial, self.tensors, self.group, choose))
+        elements = {i: self.pools[i].index_select(dim, index.to(self.pools[i].device)) for i, dim in self.group}
+        return attempt(self.trial.replaced({id(self.trial.distinct[i]): each for i, each in elements.items()}))
 
     def difference(self, actual: Results, index: torch.Tensor) -> tuple[str, str] | None:
         """How results differ from those of the elements at `index`; the name is empty where shapes differ."""
@@ -108,13 +84,13 @@ def _tolerance(tensor: torch.Tensor) -> float | None:
     return None if tensor.device.type == "cpu" or not tensor.is_floating_point() else 1e-2
 
 
-def _learn(trial: Trial, tensors: list[torch.Tensor], group: Group, expected: Results) -> _Batch | None:
+def _learn(trial: Trial, group: Group, expected: Results) -> _Batch | None:
     """The batch that a group of dimensions is, or None."""
-    numbers = torch.Generator().manual_seed(0)
+    tensors, numbers = trial.distinct, torch.Generator().manual_seed(0)
     if not all(isinstance(value, torch.Tensor) for value in expected.values()):
         return None
     size = tensors[group[0][0]].shape[group[0][1]]
-    own = _Batch(trial, tensors, group, size, {i: tensors[i] for i, _ in group}, expected, {})
+    own = _Batch(trial, group, size, {i: tensors[i] for i, _ in group}, expected, {})
     # Each element of the result may move with one dimension only: those along which it moves as the input does.
     order = torch.arange(own.size).roll(1)
     rolled = own.call(order)
@@ -151,7 +127,17 @@ def _other_elements(own: _Batch, numbers: torch.Generator) -> _Batch | None:
     """A batch of the sample's size of other elements; of the same ones in another order if need be."""
     index = torch.randperm(own.size, generator=numbers)
     moved = {i: own.pools[i].index_select(dim, index.to(own.pools[i].device)) for i, dim in own.group}
-    for pools in ({i: _shuffled(tensor, numbers) for i, tensor in moved.items()}, moved):
+
+    def shuffled(tensor: torch.Tensor) -> torch.Tensor:
+        """The same elements at other places; floating-point numbers also a little smaller, so that they differ."""
+        order = torch.randperm(tensor.numel(), generator=numbers).to(tensor.device)
+        values = tensor.reshape(-1)[order].reshape(tensor.shape)
+        if not tensor.is_floating_point():
+            return values
+        factor = 1 - torch.rand(tensor.shape, generator=numbers) / 4
+        return (values * factor.to(tensor.device, torch.float32)).to(tensor.dtype)
+
+    for pools in ({i: shuffled(tensor) for i, tensor in moved.items()}, moved):
         i, dim = own.group[0]
         rows = pools[i].movedim(dim, 0)
         if not (rows[1:] != rows[:1]).any():
@@ -166,20 +152,10 @@ def _other_elements(own: _Batch, numbers: torch.Generator) -> _Batch | None:
     return None
 
 
-def _shuffled(tensor: torch.Tensor, numbers: torch.Generator) -> torch.Tensor:
-    """The same elements at other places; floating-point numbers also a little smaller, so that they differ."""
-    order = torch.randperm(tensor.numel(), generator=numbers).to(tensor.device)
-    values = tensor.reshape(-1)[order].reshape(tensor.shape)
-    if not tensor.is_floating_point():
-        return values
-    factor = 1 - torch.rand(tensor.shape, generator=numbers) / 4
-    return (values * factor.to(tensor.device, torch.float32)).to(tensor.dtype)
-
-
 def _check_sizes(batch: _Batch) -> bool:
     """Raise CheckError for a size with other results; False if the operator depends on the size, or takes no other."""
     numbers = torch.Generator().manual_seed(1)
-    most = max([batch.tensors[i].numel() for i, _ in batch.group] + [x.numel() for x in batch.results.values()])
+    most = max([batch.trial.distinct[i].numel() for i, _ in batch.group] + [x.numel() for x in batch.results.values()])
     agreeing, differing = 0, []
     for size in _SIZES:
         if size == batch.size or most * size // batch.size > _MOST_ELEMENTS:
@@ -197,7 +173,7 @@ def _check_sizes(batch: _Batch) -> bool:
     # Right only at the sample's size is what depends on the size.
     if differing and agreeing >= 2:
         (size, name, how), *_ = differing
-        arguments, dims = words_of(batch.trial, batch.tensors, batch.group)
+        arguments, dims = words_of(batch.trial, batch.group)
         raise batch.trial.fault(
             "an element of a batch has another result in a batch of another size",
             argument=arguments,
@@ -210,27 +186,21 @@ def _check_sizes(batch: _Batch) -> bool:
 
 
 def check_pointwise(trial: Trial) -> None:
-    if torch.Tag.pointwise not in trial.op.tags or trial.is_builtin:
-        raise NotExercised("the operator is not tagged as pointwise")
+    require(torch.Tag.pointwise in trial.op.tags and not trial.is_builtin, "the operator is not tagged as pointwise")
     trial = trial.detached()
-    if not are_plain(trial):
-        raise NotExercised("an input is not a plain strided tensor")
+    require(are_plain(trial), "an input is not a plain strided tensor")
     expected = steady_results(trial)
     tried = False
-    for _, label, tensor in named_tensors(trial):
+    for _, label, tensor in trial.named_tensors:
         for place in (0, -1) if tensor.is_floating_point() and tensor.numel() > 1 else ():
             at = torch.zeros(tensor.shape, dtype=torch.bool, device=tensor.device)
             at.view(-1)[place] = True
             changed = tensor.where(~at, tensor * 1.5 + 1)
-            actual = attempt(trial.map_tensors(lambda _, x, old=tensor, new=changed: new if x is old else x))  # type: ignore[misc]
-            for name, after in actual.items() if actual is not None else ():
+            for name, after in (attempt(trial.replaced({id(tensor): changed})) or {}).items():
                 before = expected[name]
                 try:
                     others = ~at.expand(before.shape)
-                except (
-                    AttributeError,
-                    RuntimeError,
-                ):  # it is a number, or of sizes to which the input is not broadcast
+                except (AttributeError, RuntimeError):  # a number, or of sizes to which the input is not broadcast
                     continue
                 if after.shape != before.shape:
                     continue

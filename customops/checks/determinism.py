@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
-from customops.checks._fills import deterministic, is_filled, mark_of, marked
+from customops import _torch
 from customops.checks._inputs import tensors_in
-from customops.checks._outcome import NotExercised
+from customops.checks._outcome import NotExercised, require
 from customops.checks._runs import attempt, compare, first_difference, require_comparable
 from customops.checks._trial import Trial
 
 # ----------------------------------------------------------------------------------------------------------------------
-# test_determinism: equal calls have equal results, but for randomness that torch governs and the schema tells of.
+# test_determinism: results differ by randomness alone that torch governs and the schema tells of.
 #
 # The operator is called twice from the same seed, and once from another. Two calls from one seed that differ take their
 # randomness from elsewhere, or depend on something else that changes. A call that depends on the seed belongs to an
@@ -35,11 +38,10 @@ def check(trial: Trial) -> None:
     first, second = attempt(trial), attempt(trial)
     if first is None or second is None:
         raise NotExercised("the operator does not take these inputs without gradients")
-    if not first:
-        raise NotExercised("the operator neither returns nor writes anything")
+    require(first, "the operator neither returns nor writes anything")
     found = first_difference(second, first, rtol=trial.rtol)
     if found:
-        with is_filled():
+        with _filled():
             first, second = attempt(trial), attempt(trial)
         if first is not None and second is not None and not first_difference(second, first, rtol=trial.rtol):
             raise NotExercised("the difference is in uninitialized memory: see test_uninitialized_memory")
@@ -85,18 +87,19 @@ def check(trial: Trial) -> None:
 def check_memory(trial: Trial) -> None:
     require_comparable(trial)
     trial = trial.detached()
-    with deterministic(fill=False):
+    with _deterministic(fill=False):
         ordinary = attempt(trial)
-    with is_filled():
+    with _filled():
         filled, again = attempt(trial), attempt(trial)
     if ordinary is None or filled is None or again is None:
         raise NotExercised("the operator does not take these inputs with deterministic algorithms")
-    if first_difference(again, filled):
-        raise NotExercised("equal calls have different results: there is nothing to compare with")
+    require(not first_difference(again, filled), "equal calls have different results: there is nothing to compare with")
     if any(all(_is_fill(tensor) for tensor in _tensors(value)) for value in filled.values()):
         work_space = _unwritten(trial) or set()
         if work_space and any(tensor.numel() == 0 for tensor in trial.tensors):
-            with_elements = _unwritten(trial.map_tensors(_not_empty))
+            with_elements = _unwritten(
+                trial.map_tensors(lambda _, x: x if x.numel() else x.new_ones([size or 2 for size in x.shape]))
+            )
             if with_elements is not None:
                 work_space &= with_elements
         ordinary = {name: value for name, value in ordinary.items() if name not in work_space}
@@ -112,16 +115,12 @@ def check_memory(trial: Trial) -> None:
 
 def _unwritten(trial: Trial) -> set[str] | None:
     """The outputs that keep what new memory is filled with; None if the operator does not take the inputs."""
-    with marked():
+    with _filling(_ALLOCATING, lambda tensor: tensor.detach().fill_(_mark_of(tensor))):
         marks = attempt(trial)
     if marks is None:
         return None
     # A sum with what was there would differ from it.
-    return {name for name, value in marks.items() if all(bool((x == mark_of(x)).all()) for x in _tensors(value))}
-
-
-def _not_empty(_name: str, tensor: torch.Tensor) -> torch.Tensor:
-    return tensor if tensor.numel() else tensor.new_ones([size or 2 for size in tensor.shape])
+    return {name for name, value in marks.items() if all(bool((x == _mark_of(x)).all()) for x in _tensors(value))}
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:
@@ -132,3 +131,68 @@ def _is_fill(tensor: torch.Tensor) -> bool:
     if tensor.is_floating_point() or tensor.is_complex():
         return bool(tensor.isnan().all())
     return tensor.dtype is torch.bool or bool((tensor == torch.iinfo(tensor.dtype).max).all())
+
+
+@contextmanager
+def _deterministic(*, fill: bool) -> Iterator[None]:
+    """Deterministic algorithms, where there are any; with `fill`, torch fills new memory with NaN, or large numbers."""
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    settings: Any = torch.utils.deterministic
+    filling = settings.fill_uninitialized_memory
+    _torch.thread_state.set_deterministic(True, True)
+    settings.fill_uninitialized_memory = fill
+    try:
+        yield
+    finally:
+        settings.fill_uninitialized_memory = filling
+        _torch.thread_state.set_deterministic(*before)
+
+
+@contextmanager
+def _filled() -> Iterator[None]:
+    """New memory of torch, and of numpy where it is loaded, is filled with NaN, or with large numbers."""
+    numpy: Any = sys.modules.get("numpy")
+
+    def fill(array: Any) -> None:
+        if array.dtype.kind in "fc":
+            array.fill(float("nan"))
+        elif array.dtype.kind in "iu":
+            array.fill(numpy.iinfo(array.dtype).max)
+
+    names = [(numpy, name) for name in ("empty", "empty_like")] if numpy is not None else []
+    with _deterministic(fill=True), _filling(names, fill):
+        yield
+
+
+#: What Python code calls for new memory.
+_ALLOCATING = (
+    *((torch, name) for name in ("empty", "empty_like", "empty_strided")),
+    *((torch.Tensor, name) for name in ("new_empty", "new_empty_strided")),
+)
+
+
+@contextmanager
+def _filling(names: Sequence[tuple[Any, str]], fill: Callable[[Any], Any]) -> Iterator[None]:
+    """What the functions of these names of modules and classes return is filled."""
+    before = [(owner, name, getattr(owner, name)) for owner, name in names]
+    try:
+        for owner, name, make in before:
+            setattr(owner, name, _and_fill(make, fill))
+        yield
+    finally:
+        for owner, name, make in before:
+            setattr(owner, name, make)
+
+
+def _and_fill(make: Callable[..., Any], fill: Callable[[Any], Any]) -> Callable[..., Any]:
+    def empty(*args: Any, **kwargs: Any) -> Any:
+        made = make(*args, **kwargs)
+        fill(made)
+        return made
+
+    return empty
+
+
+def _mark_of(tensor: torch.Tensor) -> float:
+    """What `_unwritten` fills new memory of this dtype with."""
+    return 77.25 if tensor.is_floating_point() or tensor.is_complex() else 77

@@ -11,12 +11,11 @@ import torch
 
 from customops import _torch
 from customops.checks import _memory
-from customops.checks._fills import can_surround, surrounded
 from customops.checks._inputs import quiet, tensors_in
-from customops.checks._outcome import NotExercised, in_short, user_line
-from customops.checks._runs import call
+from customops.checks._outcome import NotExercised, in_short, require, user_line
+from customops.checks._runs import call, fake_error
 from customops.checks._trial import JudgingMode, Trial, failed_call, is_untraceable, resolve
-from customops.checks._variants import are_plain, other_sizes, resized
+from customops.checks._variants import are_plain, can_surround, other_sizes, resized, surrounded
 from customops.errors import CheckError, CustomOpsError, MissingFakeError, is_users
 
 _INT = re.compile(r"\bint\(")
@@ -74,33 +73,28 @@ def _compare(real: Trial, *, is_composite: bool = False) -> Any:
                 raise NotExercised("the operator is made of aten operators, and reads the data of one") from error
             if is_untraceable(fake.op):
                 raise NotExercised("the operator is tagged as depending on data, and its fake impl refuses") from error
-        if isinstance(error, (_torch.tensors.NoFakeImpl, MissingFakeError)) or "no fake impl" in str(error):
-            raise failed_call(
-                fake.name,
-                f"{fake.op} has no fake impl, so that nothing that calls it can be traced or compiled",
-                error,
-                fix="register one with register_fake",
-            ) from error
-        raise failed_call(
-            fake.name,
-            f"{fake.op} fails on fake tensors, and not on real ones",
-            error,
-            fix="a fake impl returns one fake for each return of the schema. It has shapes, strides and dtypes to go "
-            "by; there is no data, and real tensors may not be used",
-        ) from error
-    _Comparison(real.name).compare(real, real_outputs, fake, fake_outputs)
+        problem = f"{fake.op} fails on fake tensors, and not on real ones"
+        fix = (
+            "a fake impl returns one fake for each return of the schema. It has shapes, strides and dtypes to go by; "
+            "there is no data, and real tensors may not be used"
+        )
+        if isinstance(error, MissingFakeError) or _has_no_fake_impl(error):
+            problem = f"{fake.op} has no fake impl, so that nothing that calls it can be traced or compiled"
+            fix = "register one with register_fake"
+        raise failed_call(fake.name, problem, error, fix) from error
+    _Comparison(real).compare(real_outputs, fake, fake_outputs)
     return real_outputs
 
 
 class _Comparison:
     """Compares the real run of an operator with the fake one, and raises a CheckError at the first difference."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, real: Trial) -> None:
+        self.real = real
         self.sizes: dict[Any, int] = {}  # the real values of the sizes that a fake impl left open
 
-    def compare(self, real: Trial, real_outputs: Any, fake: Trial, fake_outputs: Any) -> None:
-        pairs = list(self._pairs("output", real.by_return(real_outputs), fake.by_return(fake_outputs)))
+    def compare(self, real_outputs: Any, fake: Trial, fake_outputs: Any) -> None:
+        pairs = list(self._pairs("output", self.real.by_return(real_outputs), fake.by_return(fake_outputs)))
         for where, ours, promised in pairs:
             if any(isinstance(ours, kind) != isinstance(promised, kind) for kind in (torch.Tensor, type(None))):
                 raise self._error(f"{where}: the kinds differ", type(ours).__name__, type(promised).__name__)
@@ -112,17 +106,13 @@ class _Comparison:
         outputs = [pair for pair in pairs if isinstance(pair[1], torch.Tensor)]
         inputs = [
             (f"argument {name}", ours, promised)
-            for name, value in real.arguments.items()
-            for ours, promised in zip(tensors_in(value), tensors_in(fake.arguments[name]), strict=True)
+            for (name, _, ours), (_, _, promised) in zip(self.real.named_tensors, fake.named_tensors, strict=True)
         ]
         for one, other in [*itertools.product(outputs, inputs), *itertools.combinations(outputs, 2)]:
             ours, promised = _relation(one[1], other[1]), _relation(one[2], other[2])
             if one[1].numel() and ours != promised:
-                raise self._error(
-                    f"{one[0]} and {other[0]}: the aliasing differs",
-                    f"{one[0]} {ours} {other[0]}",
-                    f"{one[0]} {promised} {other[0]}",
-                )
+                problem = f"{one[0]} and {other[0]}: the aliasing differs"
+                raise self._error(problem, *(f"{one[0]} {relation} {other[0]}" for relation in (ours, promised)))
         for where, ours, promised in inputs:
             self._compare_tensors(f"{where} after the call", ours, promised)
 
@@ -149,7 +139,12 @@ class _Comparison:
         shape: tuple[Any, ...] = tuple(real.shape)
         fake_shape: tuple[Any, ...] = tuple(fake.shape)
         if len(shape) != len(fake_shape) or not all(map(self._agree, fake_shape, shape)):
-            open_sizes = [self._explained(size) for size in fake_shape if isinstance(size, torch.SymInt)]
+            open_sizes = [
+                f"{size} is {known if known.is_number else f'from {bounds.lower} to {bounds.upper}'}"
+                for size in fake_shape
+                if isinstance(size, torch.SymInt)
+                for known, bounds in [self._known(size)]
+            ]
             problem = f"{where}: Shapes {shape} and {fake_shape} are not equal"
             raise self._error(problem, shape, ", ".join([str(fake_shape), *open_sizes]))
         if real.layout is not torch.strided or not real.numel():
@@ -167,29 +162,25 @@ class _Comparison:
         if not self._agree(fake.storage_offset(), real.storage_offset()):
             raise self._error(f"{where}: the storage offsets differ", real.storage_offset(), fake.storage_offset())
 
+    def _known(self, size: torch.SymInt) -> tuple[Any, Any]:
+        """A size that was left open with what is known by now, and its bounds."""
+        return size.node.expr.subs(self.sizes), size.node.shape_env.bound_sympy(size.node.expr)
+
     def _agree(self, fake: Any, real: Any) -> bool:
         if isinstance(real, torch.SymInt):
             return True  # a ragged dimension, which has no one size
         if not isinstance(fake, torch.SymInt):
             return bool(fake == real or (fake != fake and real != real))  # the latter is NaN
-        expression = fake.node.expr
-        known = expression.subs(self.sizes)
-        bounds = fake.node.shape_env.bound_sympy(expression)
+        known, bounds = self._known(fake)
         if known.is_number:
             return bool(known == real)
-        if expression.is_symbol and real in bounds:
-            self.sizes[expression] = real
+        if fake.node.expr.is_symbol and real in bounds:
+            self.sizes[fake.node.expr] = real
         return real in bounds
 
-    def _explained(self, size: torch.SymInt) -> str:
-        known = size.node.expr.subs(self.sizes)
-        bounds = size.node.shape_env.bound_sympy(size.node.expr)
-        return f"{size} is {known if known.is_number else f'from {bounds.lower} to {bounds.upper}'}"
-
     def _error(self, problem: str, real: Any, fake: Any, fix: str | None = None) -> CheckError:
-        return CheckError(
+        return self.real.finding(
             f"the fake impl promises what the operator does not return: {problem}",
-            op=self.name,
             expected=f"{real} (the operator)",
             got=f"{fake} (its fake impl)",
             fix=fix,
@@ -218,8 +209,7 @@ def _relation(tensor: torch.Tensor, other: torch.Tensor) -> str:
 
 def check_symbolic_sizes(trial: Trial) -> None:
     trial.require_data()
-    if not are_plain(trial):
-        raise NotExercised("an input is not a plain strided tensor")
+    require(are_plain(trial), "an input is not a plain strided tensor")
     if not any(size > 1 for tensor in trial.tensors for size in tensor.shape):
         raise NotExercised("no input has a size of two or more: one of 0 or 1 is never a symbol")
     trial = trial.detached()
@@ -231,7 +221,7 @@ def check_symbolic_sizes(trial: Trial) -> None:
             raise NotExercised(f"torch cannot make a fake of an input: {in_short(error)}") from error
         try:
             with run.mode, _torch.tensors.as_if_compiling():
-                outputs = fake.by_return(fake.op(*fake.args, **fake.kwargs))
+                promised = _torch.tensors.tree_leaves(fake.results())
         except Exception as error:
             # Where it does not run on numbers either, it is test_faketensor that says so.
             if _torch.tensors.needs_data(error) or trial.is_builtin or _fake_error(trial) is not None:
@@ -243,7 +233,6 @@ def check_symbolic_sizes(trial: Trial) -> None:
                 fix="torch.compile and torch.export pass symbols (SymInt) for sizes: use arithmetic and torch "
                 "functions on them, nothing that insists on an int, such as numpy or isinstance(n, int)",
             ) from error
-        promised = _torch.tensors.tree_leaves([outputs, fake.mutated])
         seen = 0
         for other in (trial, *other_sizes(trial)):
             seen += _compare_sizes(run, trial, other, promised)
@@ -256,7 +245,7 @@ def _leaves_of_a_call(trial: Trial) -> list[Any] | None:
     """What a call of the operator returned and wrote, as it is; None if it does not take the inputs."""
     copy = trial.copy()
     try:
-        return _torch.tensors.tree_leaves([copy.by_return(call(copy)), copy.mutated])
+        return _torch.tensors.tree_leaves([*copy.by_return(call(copy)), *copy.mutated.values()])
     except Exception:  # a derived input need not be accepted
         return None
 
@@ -277,9 +266,8 @@ def _compare_sizes(run: Any, trial: Trial, other: Trial, promised: list[Any]) ->
         if found is not None:
             what, got, expected = found
             sizes = ", ".join(str(tuple(tensor.shape)) for tensor in other.tensors)
-            raise CheckError(
+            raise trial.finding(
                 f"the fake impl, run on sizes that are symbols, promises another {what} than the operator returns",
-                op=trial.name,
                 expected=f"result {i}: {expected} (the operator, on sizes {sizes})",
                 got=f"{got} (its fake impl)",
                 fix="compute it from the sizes of the inputs, with the arithmetic the kernel uses; a number is right "
@@ -326,21 +314,17 @@ def _text(sizes: list[Any]) -> str:
 
 
 def _judge_constants(run: Any, trial: Trial) -> None:
-    places = [
-        (number, f"{file}:{line}")
-        for number, file, line, text in run.made_constant()
-        if _INT.search(text) and is_users(file)
-    ]
-    first = _leaves_of_a_call(trial) if places and not trial.is_builtin else None
+    made = [each for each in run.made_constant() if _INT.search(each[3]) and is_users(each[1])]
+    constants = [(number, f"{file}:{line}") for number, file, line, _ in made]
+    first = _leaves_of_a_call(trial) if constants and not trial.is_builtin else None
     for other in other_sizes(trial) if first is not None else ():
         real = None if run.holds_for(run.values(other.distinct)) else _leaves_of_a_call(other)
         if first is None or real is None or len(tensors_in(real)) != len(tensors_in(first)):
             continue
-        number, place = places[0]
-        raise CheckError(
+        number, place = constants[0]
+        raise trial.finding(
             "the fake impl makes a number of a size, so that each size is compiled anew, and none can be exported as "
             "dynamic",
-            op=trial.name,
             got=f"int() of a size, {number} here",
             where=place,
             fix="leave the size as it is, a torch.SymInt: it can be computed with, and passed on as a size",
@@ -367,16 +351,15 @@ def check_errors(trial: Trial, *, late: bool = False) -> None:
         raise NotExercised("the kernel is not Python: a wrong call might end the process")
     if late and trial.schema.mutated:
         raise NotExercised("the operator writes: its fake impl may be that which its schema implies")
-    if not are_plain(trial) or not trial.tensors:
-        raise NotExercised("no input is a plain strided tensor")
+    require(are_plain(trial) and trial.tensors, "no input is a plain strided tensor")
     trial = trial.detached()
     tried = 0
     with torch.no_grad():
         for what, name, value in _wrong_values(trial):
             tried += 1
-            _judge_wrong_call(trial.with_arguments(**{name: value}), what, name, late=late)
-    if not tried:
-        raise NotExercised("there is no tensor or dimension to make a wrong call of")
+            if not late or what in (_SIZES_DIFFER, _OUT_OF_RANGE):
+                _judge_wrong_call(trial.with_arguments(**{name: value}), what, name, late=late)
+    require(tried, "there is no tensor or dimension to make a wrong call of")
 
 
 def _wrong_values(trial: Trial) -> Iterator[tuple[str, str, Any]]:
@@ -404,8 +387,6 @@ def _wrong_values(trial: Trial) -> Iterator[tuple[str, str, Any]]:
 
 
 def _judge_wrong_call(trial: Trial, what: str, argument: str, *, late: bool) -> None:
-    if late and what not in (_SIZES_DIFFER, _OUT_OF_RANGE):
-        return
     # A kernel that does not look at sizes reads, and writes, past the end: let it be memory that nobody uses.
     copy = surrounded(trial, 0)[0] if can_surround(trial) else trial.copy()
     error: Exception | None = None
@@ -414,9 +395,8 @@ def _judge_wrong_call(trial: Trial, what: str, argument: str, *, late: bool) -> 
     except Exception as raised:
         error = raised
     if late and error is not None and _fake_error(trial) is None:
-        raise CheckError(
+        raise trial.finding(
             f"the fake impl accepts a call that the kernel refuses: {what}",
-            op=trial.name,
             argument=argument,
             expected=f"{in_short(error, 200)} (the kernel)",
             got="a result (its fake impl), so that torch.compile takes it, and the error comes when it runs",
@@ -430,9 +410,8 @@ def _judge_wrong_call(trial: Trial, what: str, argument: str, *, late: bool) -> 
     fake_error = _fake_error(trial) if error is None else None
     if fake_error is not None and not isinstance(fake_error, NotExercised):
         problem = fake_error.problem if isinstance(fake_error, CustomOpsError) else in_short(fake_error, 200)
-        raise CheckError(
+        raise trial.finding(
             "the fake impl refuses a call that the kernel accepts",
-            op=trial.name,
             argument=argument,
             expected="a result, as in eager mode",
             got=f"{problem} (its fake impl, {what})",
@@ -443,15 +422,9 @@ def _judge_wrong_call(trial: Trial, what: str, argument: str, *, late: bool) -> 
 
 def _fake_error(trial: Trial) -> Exception | None:
     """What the fake impl raises, if anything; NotExercised if it is no refusal."""
-    mode = _torch.tensors.fake_mode()
-    try:
-        fake = trial.faked(mode)
-    except _torch.tensors.NoFakeTensor:
-        return NotExercised("torch cannot make a fake of an input")
-    try:
-        with mode, quiet():
-            fake.op(*fake.args, **fake.kwargs)
-    except Exception as error:
-        is_absent = isinstance(error, _torch.tensors.NoFakeImpl) or "no fake impl" in str(error)
-        return NotExercised("no fake impl") if is_absent or _torch.tensors.needs_data(error) else error
-    return None
+    error = fake_error(trial, _torch.tensors.fake_mode())
+    return NotExercised("no fake impl") if error is not None and _has_no_fake_impl(error) else error
+
+
+def _has_no_fake_impl(error: Exception) -> bool:
+    return isinstance(error, _torch.tensors.NoFakeImpl) or "no fake impl" in str(error)

@@ -8,6 +8,7 @@ a gradient that was chosen, as that of a step function, is no matter of this che
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 import torch
 from torch.autograd import forward_ad
@@ -28,7 +29,7 @@ from customops.checks._derivatives import (
     recording,
     shifted,
 )
-from customops.checks._outcome import NotExercised
+from customops.checks._outcome import NotExercised, require
 from customops.checks._runs import difference
 from customops.checks._trial import Trial
 from customops.errors import CheckError
@@ -52,14 +53,30 @@ class _Forward(Differences):
             differentiable = Recorded(function, self.point, moving).tracked
         except (NotExercised, CheckError):  # for test_gradients to find
             moving, differentiable = list(range(len(self.point))), []
+        direction = self.direction(moving)
+        given = [u.clone() for u in direction]
         with formula_may_fail(function, "the operator fails where its inputs have tangents", "jvp"):
-            _, tangents = self._call(self.point, self.direction(moving), moving)
+            primals, tangents = self._call(self.point, given, moving)
         have = {k for k, tangent in enumerate(tangents) if tangent is not None}
-        if not have:
-            raise NotExercised("no output has a tangent: the operator has no formula for forward mode")
+        require(have, "no output has a tangent: the operator has no formula for forward mode")
+        fix = "the jvp formula writes to what was saved, or to a tangent: compute new tensors"
+        differs = difference(primals, function.base, rtol=_FINE)
+        if differs:
+            raise self._fault("a call with tangents has other results than one without", "the same", differs, fix)
+        differs = None if function.writes else difference(given, direction, exact=True)
+        if differs:
+            raise self._fault("the formula writes to the tangents that it is given", "the same", differs, fix)
+        # `torch.func.jvp` runs the same formula, at a level of its own.
+        found: Sequence[torch.Tensor] = ()
+        with suppress(Exception):  # a write to its argument, say, which torch.func refuses, or an op that is not nested
+            values, changes = (tuple(each[i] for i in moving) for each in (self.point, direction))
+            _, found = torch.func.jvp(function.of_some(moving), values, changes)  # type: ignore[misc]
+        for k, (one, other) in enumerate(zip(found, tangents, strict=False)):
+            differs = None if other is None else difference(one.detach(), other, rtol=_FINE)
+            if differs:
+                problem = "torch.func.jvp gives another tangent than torch.autograd.forward_ad"
+                raise self._fault(problem, f"the tangent of output {k}", differs)
         tracked = sorted(have.union(differentiable))
-        self._compare_primals(moving)
-        self._compare_with_func(moving)
         ways = [moving, *([i] for i in moving if len(moving) > 1)]
         if "agrees" not in [self._compare(way, tracked) for way in ways]:
             raise NotExercised("the tangents cannot be compared: the operator is not smooth here, or too steep")
@@ -72,34 +89,6 @@ class _Forward(Differences):
             outputs = [forward_ad.unpack_dual(output) for output in self.function(duals)]
             primals = [output.primal.detach().clone() for output in outputs]
             return primals, [None if y.tangent is None else y.tangent.detach().clone() for y in outputs]
-
-    def _compare_primals(self, moving: Sequence[int]) -> None:
-        """Results are the same with and without tangents, and the formula writes to no tangent that it is given."""
-        direction = self.direction(moving)
-        given = [u.clone() for u in direction]
-        primals, _ = self._call(self.point, given, moving)
-        fix = "the jvp formula writes to what was saved, or to a tangent: compute new tensors"
-        differs = difference(primals, self.function.base, rtol=_FINE)
-        if differs:
-            raise self._fault("a call with tangents has other results than one without", "the same", differs, fix)
-        differs = None if self.function.writes else difference(given, direction, exact=True)
-        if differs:
-            raise self._fault("the formula writes to the tangents that it is given", "the same", differs, fix)
-
-    def _compare_with_func(self, moving: list[int]) -> None:
-        """`torch.func.jvp` runs the same formula, at a level of its own."""
-        direction = self.direction(moving)
-        _, tangents = self._call(self.point, direction, moving)
-        call, primals = self.function.of_some(moving), tuple(self.point[i] for i in moving)
-        try:
-            _, found = torch.func.jvp(call, primals, tuple(direction[i] for i in moving))  # type: ignore[misc]
-        except Exception:  # a write to its argument, say, which torch.func refuses, or an op that cannot be nested
-            return
-        for k, (one, other) in enumerate(zip(found, tangents, strict=True)):
-            differs = other is not None and difference(one.detach(), other, rtol=_FINE)
-            if differs:
-                problem = "torch.func.jvp gives another tangent than torch.autograd.forward_ad"
-                raise self._fault(problem, f"the tangent of output {k}", differs)
 
     def _compare(self, moving: Sequence[int], tracked: list[int]) -> Verdict:
         point = self.point

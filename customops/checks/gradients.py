@@ -5,10 +5,9 @@ gradient (for v as the gradient of the outputs) with u is that of v with the slo
 cannot be trusted, at a kink or a jump, a point nearby is tried. After a mismatch each input and each output is tried
 alone, with several steps, and all of these have to agree before it is reported.
 
-Before that, gradients are compared with each other, however they are asked for: the same again, in another memory
-layout, of each output alone, of each input alone. This finds a backward that depends on what it must not depend on, and
-one that writes to tensors that are not its own. Where there is a reference function, gradients are compared with those
-of it, too.
+Before that, gradients are compared however they are asked for: again, in another memory layout, of each output alone,
+of each input alone. This finds a backward that depends on what it must not depend on, and one that writes to tensors
+that are not its own. Where there is a reference function, gradients are compared with those of it, too.
 """
 
 from __future__ import annotations
@@ -29,13 +28,12 @@ from customops.checks._derivatives import (
     Tensors,
     Verdict,
     are_finite,
-    differentiable_inputs,
+    differentiable,
     formula_may_fail,
     generator,
     inner,
     only,
     random_like,
-    recording,
     scale_of,
     shifted,
 )
@@ -52,9 +50,7 @@ _MANY = 8  #: outputs: with more, an input is tried with all at once before it i
 
 
 def check(trial: Trial) -> None:
-    with recording():
-        function = Function.of(trial)
-        wanted = differentiable_inputs(function)
+    with differentiable(trial) as (function, wanted):
         _Relations(function, wanted).run()  # first: a backward that writes spoils the rest
         verdict = _Comparison(function, wanted).run()
         if not _compare_with_reference(function, wanted) and verdict != "agrees":
@@ -70,7 +66,30 @@ class _Relations(Ordinary):
         problem = "a second backward through the same graph gives other gradients"
         fix = "do not write to what the formula has saved; keep no state between calls"
         self._compare(self.cotangents, problem, fix)
-        self._compare_layouts()
+
+        # In other memory layouts. (What is empty, or has one element, is contiguous in all of them.)
+        def are_contiguous(gradients: Gradients) -> bool:
+            return all(v is None or v.is_contiguous() for v in gradients)
+
+        fix = "read the gradient by its strides, or call .contiguous() on it; use reshape instead of view"
+        strided: list[torch.Tensor | None] = []
+        for v in self.cotangents:
+            if v is not None:  # every second element of a larger tensor, with the dimensions in another order
+                larger = v.new_zeros((*reversed(v.shape), 2))
+                v = larger[..., 1].permute(tuple(range(v.dim() - 1, -1, -1))).copy_(v)
+            strided.append(v)
+        if not are_contiguous(strided):
+            self._compare(strided, "backward is wrong where the gradient it is given is not contiguous", fix)
+        if any(v is not None and v.is_complex() for v in self.cotangents):
+            lazily = [v if v is None else v.conj().resolve_conj().conj() for v in self.cotangents]
+            problem = "backward is wrong where the gradient it is given is lazily conjugated, as that of .conj() is"
+            self._compare(lazily, problem, "call .resolve_conj() on the gradient before its memory is read")
+        expanded = [v if v is None else v.new_ones(()).expand(v.shape) for v in self.cotangents]
+        with formula_may_fail(self.function, "backward fails"):
+            of_ones = self.recorded.gradients([v if v is None else torch.ones_like(v) for v in self.cotangents])
+        if are_finite(of_ones) and not are_contiguous(expanded):
+            problem = "backward is wrong where the gradient it is given is expanded, as that of .sum() is"
+            self._compare(expanded, problem, fix, of_ones)
         # Each output alone: by linearity the gradients add up.
         problem = "backward is wrong where only some of the outputs are used"
         sums = [torch.zeros_like(leaf) for leaf in self.recorded.leaves]
@@ -90,36 +109,10 @@ class _Relations(Ordinary):
             label = self.function.inputs[i].label
             self.compare_choice((i,), f"the gradient of {label} is another one where {label} alone", label)
 
-    def _compare_layouts(self) -> None:
-        fix = "read the gradient by its strides, or call .contiguous() on it; use reshape instead of view"
-        strided: list[torch.Tensor | None] = []
-        for v in self.cotangents:
-            if v is not None:  # every second element of a larger tensor, with the dimensions in another order
-                larger = v.new_zeros((*reversed(v.shape), 2))
-                v = larger[..., 1].permute(tuple(range(v.dim() - 1, -1, -1))).copy_(v)
-            strided.append(v)
-        if _would_be_copied(strided):
-            self._compare(strided, "backward is wrong where the gradient it is given is not contiguous", fix)
-        if any(v is not None and v.is_complex() for v in self.cotangents):
-            lazily = [v if v is None else v.conj().resolve_conj().conj() for v in self.cotangents]
-            problem = "backward is wrong where the gradient it is given is lazily conjugated, as that of .conj() is"
-            self._compare(lazily, problem, "call .resolve_conj() on the gradient before its memory is read")
-        expanded = [v if v is None else v.new_ones(()).expand(v.shape) for v in self.cotangents]
-        with formula_may_fail(self.function, "backward fails"):
-            of_ones = self.recorded.gradients([v if v is None else torch.ones_like(v) for v in self.cotangents])
-        if are_finite(of_ones) and _would_be_copied(expanded):
-            problem = "backward is wrong where the gradient it is given is expanded, as that of .sum() is"
-            self._compare(expanded, problem, fix, of_ones)
-
     def _compare(self, cotangents: Gradients, problem: str, fix: str, expected: Gradients | None = None) -> None:
         with formula_may_fail(self.function, problem):
             found = self.recorded.gradients(cotangents)
         self.judge(found, self.expected if expected is None else expected, problem, fix)
-
-
-def _would_be_copied(gradients: Gradients) -> bool:
-    """Does .contiguous() cure what is unusual? It leaves the strides of what is empty, or has one element."""
-    return any(v is not None and not v.is_contiguous() for v in gradients)
 
 
 class _Comparison(Differences):
@@ -146,9 +139,7 @@ class _Comparison(Differences):
             return "unclear"
         try:
             with formula_may_fail(self.function, "backward fails"):
-                recorded = Recorded(self.function, point, self.wanted)
-                cotangents = recorded.cotangents(self.numbers)
-                gradients = recorded.gradients(cotangents)
+                cotangents, gradients = self.gradients_at(point)
         except NotExercised:
             return "unclear"
         return self.judge(found, cotangents, gradients, direction)
@@ -159,10 +150,8 @@ class _Comparison(Differences):
         direction = [u if i in self.wanted else torch.zeros_like(u) for i, u in enumerate(ones)]
         if self._verdict(point, direction) != "differs":
             return
-        recorded = Recorded(self.function, point, self.wanted)
-        for k in recorded.tracked:
-            cotangents = recorded.cotangents(self.numbers, [k])
-            gradients = recorded.gradients(cotangents)
+        for k in Recorded(self.function, point, self.wanted).tracked:
+            cotangents, gradients = self.gradients_at(point, [k])
             if any(gradients[i] is None for i in self.wanted):
                 continue  # of these nothing is said, or has been said
             if self.differs(point, cotangents, gradients, direction):
@@ -176,12 +165,12 @@ class _Comparison(Differences):
     def _confirm(self, point: Tensors) -> str | None:
         """Find the input, and the output, of which the gradient is wrong, and raise; or why it is no fault."""
         doubts: list[str] = []
+        tracked = Recorded(self.function, point, self.wanted).tracked
         for i in self.wanted:
-            recorded = Recorded(self.function, point, self.wanted)
-            if len(recorded.tracked) > _MANY and self._wrong_gradients(i, recorded.tracked, recorded, point) is None:
+            if len(tracked) > _MANY and self._wrong_gradients(i, tracked, point) is None:
                 continue
-            for k in recorded.tracked:
-                wrong = self._wrong_gradients(i, [k], recorded, point)
+            for k in tracked:
+                wrong = self._wrong_gradients(i, [k], point)
                 exempt = self._exemption(i, k, point, *wrong) if wrong is not None else None
                 if wrong is not None and exempt is None:
                     raise self._error(i, k, point)
@@ -190,12 +179,9 @@ class _Comparison(Differences):
                     return exempt
         return doubts[-1] if doubts else None
 
-    def _wrong_gradients(
-        self, i: int, of: Sequence[int], recorded: Recorded, point: Tensors
-    ) -> tuple[Gradients, Gradients] | None:
+    def _wrong_gradients(self, i: int, of: Sequence[int], point: Tensors) -> tuple[Gradients, Gradients] | None:
         """Gradients of some outputs, and those of the inputs for them, if that of input `i` is wrong."""
-        cotangents = recorded.cotangents(self.numbers, of)
-        gradients = recorded.gradients(cotangents)
+        cotangents, gradients = self.gradients_at(point, of)
         is_wrong = all(self.differs(point, cotangents, gradients, self.direction([i])) for _ in range(2))
         return (cotangents, gradients) if is_wrong else None
 
@@ -234,8 +220,7 @@ class _Comparison(Differences):
         if wrong is None or math.isclose(wrong[0], wrong[1], rel_tol=1e-3):
             # Wrong elements may cancel in the sum, as where two are exchanged: weigh the outputs at random.
             wrong = self._worst_element(i, k, point, ones=False) or wrong
-        recorded = Recorded(self.function, point, self.wanted)
-        gradient = recorded.gradients(recorded.cotangents(self.numbers, [k]))[i]
+        gradient = self.gradients_at(point, [k])[1][i]
         if gradient is None or not bool((gradient != 0).any()):
             of_output = f" for output {k}" if len(self.function.base) > 1 else ""
             problem = f"backward gives {label} no gradient{of_output}, though the result depends on it"
@@ -255,10 +240,9 @@ class _Comparison(Differences):
         return self.function.fault(problem, expected, got, fix, argument=label)
 
     def _worst_element(self, i: int, k: int, point: Tensors, *, ones: bool) -> tuple[float, float, str] | None:
-        """The element of which the gradient is most wrong: its derivative, what backward says it is, and which it is.
+        """The derivative by the element of which the gradient is most wrong, what backward says, and which it is.
 
-        Args:
-            ones: let the gradients of the outputs be ones, so that the numbers are those of the formula.
+        With `ones` for the gradients of the outputs, the numbers are those of the formula.
         """
         recorded = Recorded(self.function, point, self.wanted)
         all_ones = [torch.ones_like(output) for output in recorded.outputs]
@@ -281,10 +265,7 @@ class _Comparison(Differences):
 
 
 def _is_always_identity(function: Function, i: int, k: int) -> bool:
-    """Is output `k` input `i` also with other numbers, and with optional arguments that are absent here?
-
-    If not, returning the input is what the operator computes here, and not something done for the sake of backward.
-    """
+    """Is output `k` input `i` also with other numbers and optional arguments? If not, that is what it computes here."""
     for trial in other_arguments(function.trial, "normal"):
         try:
             other = Function(trial)

@@ -27,8 +27,6 @@ from customops.errors import where
 
 _FOR_ALL = ("CompositeExplicitAutograd", "CompositeImplicitAutograd", "CompositeExplicitAutogradNonFunctional")
 _INTEGERS = (torch.int32, torch.int64)
-
-
 _FIX = "one of the two is wrong for these inputs"
 #: A call, its results, the right ones, and what a difference means: the fields of a fault.
 _Pair = tuple[Trial, Results, Results, dict[str, Any]]
@@ -39,7 +37,7 @@ def check(trial: Trial) -> None:
     trial = trial.detached()
     expected = steady_results(trial)
     tried = False
-    for pairs in (_reference, _for_compilers, _kernel_for_all, _devices, _out_variant):
+    for pairs in (_plain_functions, _kernel_for_all, _devices, _out_variant):
         for changed, actual, right, fields in pairs(trial, expected):
             tried = True
             compare(changed, actual, right, ties=True, **{"fix": _FIX, **fields})
@@ -50,28 +48,20 @@ def check(trial: Trial) -> None:
         )
 
 
-def _reference(trial: Trial, expected: Results) -> Iterator[_Pair]:
-    if trial.reference is None:
-        return
-    right = results_of(trial, op=trial.reference)
-    if trial.mutated and right.get("the output") is None:
-        right.pop("the output", None)  # it writes as the operator does, and returns nothing
-    fields = {
-        "problem": "the operator has other results than its reference function",
-        "expected": f"the results of {where(trial.reference)}",
-    }
-    yield trial, expected, {name: value for name, value in right.items() if name in expected}, fields
-
-
-def _for_compilers(trial: Trial, expected: Results) -> Iterator[_Pair]:
-    """Decompositions, lowerings and replacements: what compilers take for the operator."""
+def _plain_functions(trial: Trial, expected: Results) -> Iterator[_Pair]:
+    """The reference function; and decompositions, lowerings and replacements, which compilers take for the operator."""
+    if trial.reference is not None:
+        right = results_of(trial, op=trial.reference)
+        if trial.mutated and right.get("the output") is None:
+            right.pop("the output", None)  # it writes as the operator does, and returns nothing
+        problem = "the operator has other results than its reference function"
+        fields = {"problem": problem, "expected": f"the results of {where(trial.reference)}"}
+        yield trial, expected, {name: value for name, value in right.items() if name in expected}, fields
     for function in trial.custom_op._rules.equivalents() if trial.custom_op is not None else ():
         right = results_of(trial, op=function)
         if not any(value is NotImplemented for value in right.values()):
-            fields = {
-                "problem": "the operator has other results than what compilers take for it",
-                "expected": "the results of its decomposition, lowering or replacement",
-            }
+            problem = "the operator has other results than what compilers take for it"
+            fields = {"problem": problem, "expected": "the results of its decomposition, lowering or replacement"}
             yield trial, expected, right, fields
 
 
@@ -155,11 +145,8 @@ def _devices(trial: Trial, expected: Results) -> Iterator[_Pair]:
             continue
         actual = attempt(moved)
         if actual is not None:
-            fields = {
-                "problem": f"the operator has other results on {device} than on the CPU",
-                "fix": "one of the two kernels is wrong for these inputs",
-                "expected": "the results on the CPU",
-            }
+            problem = f"the operator has other results on {device} than on the CPU"
+            fields = {"problem": problem, "expected": "the results on the CPU"}
             on_cpu = _torch.tensors.tree_map(lambda x: x.cpu() if isinstance(x, torch.Tensor) else x, actual)
             yield replace(moved, rtol=rtol), on_cpu, expected, fields
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -11,39 +12,35 @@ import torch
 from customops import _torch
 from customops._torch.schema import Tag
 from customops.checks import _memory
-from customops.checks._derivatives import named_tensors
-from customops.checks._fills import can_surround, surrounded
-from customops.checks._inputs import is_plain, tensors_in
-from customops.checks._outcome import NotExercised, SchemaCheckError
+from customops.checks._inputs import as_ordinary, is_ordinary, is_plain, tensors_in
+from customops.checks._outcome import NotExercised, SchemaCheckError, require
 from customops.checks._runs import attempt, call, compare, difference, results_in, steady_results
 from customops.checks._trial import Trial
-from customops.checks._variants import are_plain, is_about_storages, like, reordered_values
+from customops.checks._variants import are_plain, can_surround, is_about_storages, like, reordered_values, surrounded
 from customops.errors import CheckError
 
 # ----------------------------------------------------------------------------------------------------------------------
 # test_layouts: values do not depend on where elements lie, and what lies between and around them stays as it is.
 #
 # An input that is transposed, sliced, aligned otherwise, or a conjugate or negative view has the values of a contiguous
-# tensor. Both have to give the same results. Operators whose results are random, or differ between equal calls, are not
-# compared, nor are those of torch that are about strides.
-#
-# The bytes of a storage that are no elements of its view are nobody's: the operator has to leave them, however it
-# writes the view. Each tensor of a call lies in a larger storage, with a margin before and after it.
+# tensor: both have to give the same results. The bytes of a storage that are no elements of its view are nobody's: the
+# operator has to leave them, however it writes the view.
 
 #: Operators that read strides, or memory beyond a view, on purpose.
 _ABOUT_STRIDES = ("aten::as_strided", "aten::_reshape_alias", "aten::set_", "aten::resize", "prims::as_strided")
 
 
 def check(trial: Trial) -> None:
-    if trial.name.startswith(_ABOUT_STRIDES):
-        raise NotExercised("the result depends on strides by definition")
+    require(not trial.name.startswith(_ABOUT_STRIDES), "the result depends on strides by definition")
     if any(_memory.share_storage(one, other) for one, other in itertools.combinations(trial.distinct, 2)):
         raise NotExercised("tensors of the call share memory")
     trial = trial.detached()
-    arguments = dict.fromkeys(name for name, _, tensor in named_tensors(trial) if not _is_ordinary(tensor))
-    if not arguments and not trial.mutated:
-        raise NotExercised("every tensor is contiguous, and none is written")
-    expected = steady_results(trial.map_tensors(_ordinary))
+    strided = [(name, tensor) for name, _, tensor in trial.named_tensors if tensor.layout is torch.strided]
+    arguments = dict.fromkeys(name for name, tensor in strided if not is_ordinary(tensor))
+    require(arguments or trial.mutated, "every tensor is contiguous, and none is written")
+    expected = steady_results(
+        trial.map_tensors(lambda _, x: x if x.layout is not torch.strided or x.is_quantized else as_ordinary(x))
+    )
     if arguments:
         actual = attempt(trial)
         if actual is None:
@@ -61,32 +58,14 @@ def check(trial: Trial) -> None:
             ties=True,
             rounding=True,
         )
-    _check_margins(trial)
-
-
-def _is_ordinary(tensor: torch.Tensor) -> bool:
-    if tensor.layout is not torch.strided:
-        return True
-    plain = tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
-    return plain and tensor.storage_offset() == 0
-
-
-def _ordinary(_name: str, tensor: torch.Tensor) -> torch.Tensor:
-    if tensor.layout is not torch.strided or tensor.is_quantized:
-        return tensor
-    return tensor.resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
-
-
-def _check_margins(trial: Trial) -> None:
     written = trial.mutated
-
-    def can_be_moved(name: str, tensor: torch.Tensor) -> bool:
-        if name not in written or not is_plain(tensor) or tensor.is_conj():
-            return False
-        return tensor.numel() > 0 and not _memory.overlaps_itself(tensor)
-
     if not written:
         return
+
+    def can_be_moved(name: str, tensor: torch.Tensor) -> bool:
+        is_alone = name in written and is_plain(tensor) and not tensor.is_conj()
+        return is_alone and tensor.numel() > 0 and not _memory.overlaps_itself(tensor)
+
     moved, written_outside = surrounded(trial.copy(), 0x35, can_be_moved)
     try:
         call(moved)
@@ -114,24 +93,21 @@ def _check_margins(trial: Trial) -> None:
 # stay, and a version counter that autograd goes by.
 #
 # test_declared_writes: what the schema declares as written is written, in one of several calls with other values, as it
-# may depend on the data. Samples are what it is judged on: of what is derived of them, much leaves nothing to write.
+# may depend on the data. It runs on samples alone: much of what is derived of them leaves nothing to write.
 
 
 def check_writes(trial: Trial) -> None:
     trial.require_data()
     if not are_plain(trial) or not any(tensor.numel() for tensor in trial.tensors):
         raise NotExercised("no input is a plain strided tensor with elements")
-    if is_about_storages(trial):
-        raise NotExercised("the operator works on storages, not on the elements of tensors")
+    require(not is_about_storages(trial), "the operator works on storages, not on the elements of tensors")
     trial = trial.detached()
     with torch.no_grad():
         if can_surround(trial):
             _judge_surroundings(trial)
         if not trial.is_builtin:  # torch's own schemas are its own matter
             for copy, before, outputs in _writing_calls(trial):
-                if not any(tag in trial.op.tags for tag in (Tag.inplace_view, Tag.out)):
-                    _judge_written(copy, before)
-                _judge_returned(copy, outputs)
+                _judge_written(copy, before, outputs)
             _judge_aliases(trial)
 
 
@@ -201,7 +177,7 @@ def _writing_calls(trial: Trial) -> Iterator[tuple[Trial, list[_State], list[Any
         except Exception:
             continue  # it does not take this value
         for state in before:
-            state.look_again()
+            state.compare()
         idle -= {state.label for state in before if state.is_written}
         yield copy, before, outputs
 
@@ -220,16 +196,14 @@ def _likely_to_write(trial: Trial) -> Iterator[Trial]:
     yield reordered_values(trial)
     for _ in range(6):
         yield filled(lambda tensor: 3 * random(tensor))
-    for fill in (torch.zeros_like, torch.ones_like):
-        yield filled(fill)
-    yield filled(lambda tensor: torch.full(tensor.shape, float("inf")))
-    yield filled(lambda tensor: torch.full(tensor.shape, -1e4))
+    for number in (0.0, 1.0, float("inf"), -1e4):
+        yield filled(functools.partial(torch.full_like, fill_value=number))
     with_other_values = filled(random)
-    for name in [argument.name for argument in trial.schema.arguments]:
-        value = trial.arguments.get(name)
+    for argument in trial.schema.arguments:
+        value = trial.arguments.get(argument.name)
         if isinstance(value, bool | float):
             other: Any = not value if isinstance(value, bool) else 0.5
-            yield with_other_values.with_arguments(**{name: other})
+            yield with_other_values.with_arguments(**{argument.name: other})
 
 
 class _State:
@@ -243,7 +217,8 @@ class _State:
     def _place(self) -> tuple[Any, ...]:
         return self.tensor.shape, self.tensor.stride(), _torch.tensors.storage_id(self.tensor)
 
-    def look_again(self) -> None:
+    def compare(self) -> None:
+        """Compare with what it is after a call."""
         is_same_version = _torch.autograd.version_of(self.tensor) == self.version
         self.is_moved = self._place() != self.place  # to other sizes or strides, or another storage
         self.is_written = self.is_moved or not torch.equal(_memory.bits(self.tensor), self.bits)
@@ -253,12 +228,12 @@ class _State:
 
 def _states(trial: Trial) -> list[_State]:
     """The tensors with elements that the schema says are written."""
-    named = named_tensors(trial)
-    return [_State(*each) for each in named if each[0] in trial.mutated and each[2].numel()]
+    return [_State(*each) for each in trial.named_tensors if each[0] in trial.mutated and each[2].numel()]
 
 
-def _judge_written(trial: Trial, before: list[_State]) -> None:
-    for name, group in itertools.groupby(before, lambda state: state.argument):
+def _judge_written(trial: Trial, before: list[_State], outputs: list[Any]) -> None:
+    may_be_moved = any(tag in trial.op.tags for tag in (Tag.inplace_view, Tag.out))
+    for name, group in itertools.groupby([] if may_be_moved else before, lambda state: state.argument):
         states = list(group)
         if any(state.is_moved for state in states):
             raise _error(
@@ -278,23 +253,20 @@ def _judge_written(trial: Trial, before: list[_State]) -> None:
                 fix="call torch.autograd.graph.increment_version(x) where it is written by pointer, numpy or `.data`; "
                 "custom_op does so for the arguments of mutates_args",
             )
-
-
-def _judge_returned(trial: Trial, outputs: list[Any]) -> None:
-    """Is a written argument that the schema returns the one that was passed?"""
-    for argument in trial.schema.mutated:
+    # A written argument that the schema returns is the one that was passed.
+    returned = list(zip(trial.schema.returns, outputs, strict=False))
+    for argument, (i, (declared, output)) in itertools.product(trial.schema.mutated, enumerate(returned)):
         passed = trial.arguments.get(argument.name)
-        for i, (declared, output) in enumerate(zip(trial.schema.returns, outputs, strict=False)):
-            is_declared = declared.alias is not None and declared.alias.write and _aliases(argument, declared)
-            if is_declared and isinstance(output, torch.Tensor) and output is not passed:
-                is_view = isinstance(passed, torch.Tensor) and _memory.share_memory(output, passed)
-                raise _error(
-                    trial,
-                    f"the schema returns argument {argument.name}, and the operator returns another tensor",
-                    argument=argument.name,
-                    got=f"output {i} is a {'view of it' if is_view else 'copy'}",
-                    fix=f"return {argument.name} itself, after writing it",
-                )
+        is_declared = declared.alias is not None and declared.alias.write and _aliases(argument, declared)
+        if is_declared and isinstance(output, torch.Tensor) and output is not passed:
+            is_view = isinstance(passed, torch.Tensor) and _memory.share_memory(output, passed)
+            raise _error(
+                trial,
+                f"the schema returns argument {argument.name}, and the operator returns another tensor",
+                argument=argument.name,
+                got=f"output {i} is a {'view of it' if is_view else 'copy'}",
+                fix=f"return {argument.name} itself, after writing it",
+            )
 
 
 def _judge_aliases(trial: Trial) -> None:

@@ -1,18 +1,13 @@
 """test_modes: the operator gives the same result however it is called.
 
-As it is; under a dispatch mode and a function mode that only pass calls on; in inference mode; below ``no_grad``; from
-another thread; on tensors that are parameters, instances of a subclass of Tensor, or wrapped by a subclass with
-``__torch_dispatch__``; through ``torch.func.functionalize``. None of these is to change a value. The last two may be
-refused: an operator need not know all subclasses. The others are met everywhere, and an exception there is a finding.
-
-A rule for a dispatch mode (register_torch_dispatch) may do what it likes. But one that changes no result here has to
-change none with other numbers or choices.
+Below are the ways (`_WAYS`), and which of them may be refused, since an operator need not know all subclasses; the
+others are met everywhere, and an exception there is a finding. A rule for a dispatch mode (register_torch_dispatch) may
+do what it likes. But one that changes no result here has to change none with other numbers or choices.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -21,19 +16,18 @@ import torch
 
 from customops import _torch
 from customops.checks._inputs import quiet, seeded
-from customops.checks._outcome import NotExercised
+from customops.checks._outcome import NotExercised, require
 from customops.checks._runs import Results, attempt, copied, difference
 from customops.checks._trial import Trial, failed_call
 from customops.checks._variants import are_plain, other_arguments
-from customops.errors import CheckError, where
+from customops.errors import where
 
 _FIX = "go by the values, sizes and dtypes of the arguments alone: not by Python types, nor by whether a mode is active"
 
 
 def check(trial: Trial) -> None:
     trial.require_data()
-    if not are_plain(trial):
-        raise NotExercised("an input is not a plain strided tensor")
+    require(are_plain(trial), "an input is not a plain strided tensor")
     plain = trial.detached()
     expected, again = attempt(plain), attempt(plain)
     if expected is None or again is None:
@@ -49,38 +43,35 @@ def check(trial: Trial) -> None:
             raise failed_call(trial.name, f"the operator fails {way}", error, fix=_FIX) from error
         found = difference(results, expected) if results is not None else None
         if found is not None:
-            raise CheckError(f"the operator returns another result {way}", op=trial.name, got=found, fix=_FIX)
-    if trial.custom_op is not None:
-        for mode, rule in trial.custom_op._rules.torch_dispatch.rules.items():
-            if issubclass(mode, _torch.tensors.TorchDispatchMode):
-                _judge_rule(plain, mode, rule, expected)
+            raise trial.finding(f"the operator returns another result {way}", got=found, fix=_FIX)
+    rules = trial.custom_op._rules.torch_dispatch.rules if trial.custom_op is not None else {}
+    for mode, rule in rules.items():
+        if issubclass(mode, _torch.tensors.TorchDispatchMode):
+            _judge_rule(plain, mode, rule, expected)
 
 
 def _judge_rule(trial: Trial, mode: type, rule: Callable[..., Any], expected: Results) -> None:
-    results = _below(mode, trial)
+    def below(call: Trial) -> Any:
+        try:
+            return _under(call, _within(mode))
+        except Exception:  # a mode may want arguments, or know no such call
+            return None
+
+    results = below(trial)
     if results is None or difference(results, expected) or difference(expected, results):
         return
     for other in other_arguments(trial, "quick"):
-        plain, again, results = attempt(other), attempt(other), _below(mode, other)
+        plain, again, results = attempt(other), attempt(other), below(other)
         if plain is None or again is None or results is None or difference(again, plain):
             continue
         found = difference(results, plain)
         if found is not None:
-            raise CheckError(
+            raise trial.finding(
                 "the rule for a dispatch mode changes no result with these arguments, and does with others",
-                op=trial.name,
                 got=f"under {mode.__name__}: {found}",
                 where=where(rule),
                 fix="call func(*args, **kwargs) with all arguments that the rule is given",
             )
-
-
-def _below(mode: type, trial: Trial) -> Any:
-    """The results of a call under a mode of this class; None if one cannot be made, or refuses."""
-    try:
-        return _under(trial, _within(mode))
-    except Exception:  # a mode may want arguments, or know no such call
-        return None
 
 
 def _under(trial: Trial, call_so: Callable[[Trial], Any]) -> Any:
@@ -90,40 +81,35 @@ def _under(trial: Trial, call_so: Callable[[Trial], Any]) -> Any:
         return copied(call_so(copy))
 
 
-def _call(trial: Trial) -> Any:
-    outputs = trial.by_return(trial.op(*trial.args, **trial.kwargs))
-    return [outputs, list(trial.mutated.values())]
-
-
 def _within(mode: Callable[[], contextlib.AbstractContextManager[Any]]) -> Callable[[Trial], Any]:
     def call_so(trial: Trial) -> Any:
         with mode():
-            return _call(trial)
+            return trial.results()
 
     return call_so
 
 
 def _in_inference_mode(trial: Trial) -> Any:
     with torch.inference_mode():
-        return _call(trial.copy())  # inference tensors, as a model has them there
+        return trial.copy().results()  # inference tensors, as a model has them there
 
 
 def _in_thread(trial: Trial) -> Any:
     with ThreadPoolExecutor(1) as thread:
-        return thread.submit(_call, trial).result()
+        return thread.submit(trial.results).result()
 
 
 def _on_parameters(trial: Trial) -> Any:
-    if trial.mutated or not any(tensor.is_floating_point() for tensor in trial.tensors):
+    floating = [tensor for tensor in trial.tensors if tensor.is_floating_point()]
+    if trial.mutated or not floating:
         return None
-    parameter = functools.partial(torch.nn.Parameter, requires_grad=False)
-    return _call(trial.map_tensors(lambda _, x: parameter(x) if x.is_floating_point() else x))
+    return trial.replaced({id(x): torch.nn.Parameter(x, requires_grad=False) for x in floating}).results()
 
 
 def _on_wrappers(trial: Trial) -> Any:
     if trial.mutated or not trial.tensors:
         return None
-    results = _call(trial.map_tensors(lambda _, tensor: _torch.tensors.Wrapper(tensor)))
+    results = trial.map_tensors(lambda _, tensor: _torch.tensors.Wrapper(tensor)).results()
     return _torch.tensors.tree_map(lambda x: x.inner if isinstance(x, _torch.tensors.Wrapper) else x, results)
 
 
@@ -131,8 +117,7 @@ def _functionalized(trial: Trial) -> Any:
     tensors = trial.distinct
 
     def function(*given: torch.Tensor) -> Any:
-        by_id = dict(zip(map(id, tensors), given, strict=True))
-        return _call(trial.map_tensors(lambda _, tensor: by_id[id(tensor)]))
+        return trial.replaced(dict(zip(map(id, tensors), given, strict=True))).results()
 
     return torch.func.functionalize(function)(*tensors)
 
@@ -148,27 +133,18 @@ class _Through(_torch.tensors.TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-class _ThroughFunctions(torch.overrides.TorchFunctionMode):
-    """Passes calls on."""
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        return func(*args, **(kwargs or {}))
-
-
 class _Named(torch.Tensor):
     """A subclass that adds nothing."""
 
 
 _WAYS: tuple[tuple[str, Callable[[Trial], Any], bool], ...] = (
     ("under a dispatch mode that passes calls on", _within(_Through), True),
-    ("under a function mode that passes calls on", _within(_ThroughFunctions), True),
+    ("under a function mode that passes calls on", _within(torch.overrides.BaseTorchFunctionMode), True),
     ("below torch.no_grad()", _within(torch.no_grad), True),
     ("in inference mode", _in_inference_mode, True),
     ("when called from another thread", _in_thread, True),
     ("on parameters", _on_parameters, True),
-    ("on a subclass of Tensor", lambda trial: _call(trial.map_tensors(lambda _, x: x.as_subclass(_Named))), True),
+    ("on a subclass of Tensor", lambda trial: trial.map_tensors(lambda _, x: x.as_subclass(_Named)).results(), True),
     ("on tensors that a subclass wraps", _on_wrappers, False),
     ("when functionalized", _functionalized, False),
 )

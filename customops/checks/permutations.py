@@ -1,10 +1,8 @@
 """test_permutations: where the order of elements has no part in a result, it has none for other sizes either.
 
-Which dimensions are without order is learnt. A group of dimensions, of one size and at most one of each tensor, is
-so if the operator, called with its elements in another order, gives the same results (a sum, a maximum) or the same
-in that order (softmax), for several orders and values of the sample's size. Then the same has to hold for other sizes.
-
-An operator may work in blocks, and has an order for all sizes beyond a block. So a size counts as wrong only if a
+Which dimensions are without order is learnt: as in test_batches, but results are the same (a sum, a maximum), or the
+same in that order (softmax), for several orders and values of the sample's size. Then the same has to hold for other
+sizes. An operator that works in blocks has an order for all sizes beyond a block. So a size counts as wrong only if a
 larger one is right, as for a kernel that forgets what is left over from whole blocks. Sums are compared in float64,
 where the operator takes it.
 """
@@ -12,13 +10,12 @@ where the operator takes it.
 from __future__ import annotations
 
 import itertools
-from typing import NamedTuple
 
 import torch
 
 from customops.checks._inputs import tensors_in
-from customops.checks._outcome import NotExercised
-from customops.checks._runs import Group, Results, attempt, chosen, difference, groups_of, steady_results, words_of
+from customops.checks._outcome import require
+from customops.checks._runs import Group, Results, attempt, difference, groups_of, steady_results, words_of
 from customops.checks._trial import Trial
 
 _SIZES = (5, 8, 17, 64, 130, 256)
@@ -31,43 +28,32 @@ def check(trial: Trial) -> None:
     steady_results(trial)
     wide = trial.in_float64()
     trial = wide if attempt(wide) is not None else trial
-    tensors = trial.distinct
-    if not all(tensor.layout is torch.strided and not tensor.is_quantized for tensor in tensors):
-        raise NotExercised("an input is sparse or quantized")
-    learnt = [_learnt(trial, tensors, group) for group in itertools.islice(groups_of(tensors), _MOST_GROUPS)]
-    found = [symmetry for symmetry in learnt if symmetry is not None]
-    if not found:
-        raise NotExercised("no dimension of the inputs is without order")
-    for symmetry in found:
-        _check_sizes(trial, symmetry)
+    groups = list(itertools.islice(groups_of(trial), _MOST_GROUPS))
+    found = [(group, dims) for group in groups if (dims := _learnt(trial, group)) is not None]
+    require(found, "no dimension of the inputs is without order")
+    for group, dims in found:
+        _check_sizes(trial, group, dims)
 
 
-class _Symmetry(NamedTuple):
-    """Dimensions without order: of the inputs of the call, and how each result follows them.
+#: For each result, by its name, the dimension that has the order of the inputs; None if none has.
+_Dims = dict[str, int | None]
 
-    The latter is the dimension of the result that has the order of the inputs, by its name; None if none has.
-    """
 
-    tensors: list[torch.Tensor]
-    group: Group
-    dims: dict[str, int | None]
+def _results(trial: Trial, group: Group, index: torch.Tensor, values: int = 0) -> Results | None:
+    """The results for the elements at `index`, of many along a group; `values` says which values they have."""
+    chosen = {}
+    for i, dim in group:  # the elements of the sample, of floating point also scaled
+        tensor = trial.distinct[i].repeat_interleave(8, dim)
+        if tensor.is_floating_point():
+            numbers = torch.Generator().manual_seed(values + i)
+            factor = 1 - torch.rand(tensor.shape, generator=numbers, dtype=torch.float64) / 2
+            tensor = (tensor * factor.to(tensor.device)).to(tensor.dtype)
+        chosen[id(trial.distinct[i])] = tensor.index_select(dim, index)
+    return attempt(trial.replaced(chosen))
 
-    def trial(self, trial: Trial, index: torch.Tensor, values: int) -> Trial:
-        """The call for the elements at `index`; `values` says which values they have."""
 
-        def choose(i: int, dim: int) -> torch.Tensor:
-            """Of many elements along a dimension: those of the sample, of floating point also scaled."""
-            tensor = self.tensors[i].repeat_interleave(8, dim)
-            if tensor.is_floating_point():
-                numbers = torch.Generator().manual_seed(values + i)
-                factor = 1 - torch.rand(tensor.shape, generator=numbers, dtype=torch.float64) / 2
-                tensor = (tensor * factor.to(tensor.device)).to(tensor.dtype)
-            return tensor.index_select(dim, index)
-
-        return chosen(trial, self.tensors, self.group, choose)
-
-    def agrees(self, first: Results, second: Results, order: torch.Tensor) -> bool:
-        return all(_agrees(first[name], second[name], dim, order) for name, dim in self.dims.items())
+def _all_agree(first: Results, second: Results, dims: _Dims, order: torch.Tensor) -> bool:
+    return all(_agrees(first[name], second[name], dim, order) for name, dim in dims.items())
 
 
 def _agrees(first: object, second: object, dim: int | None, order: torch.Tensor) -> bool:
@@ -81,16 +67,15 @@ def _agrees(first: object, second: object, dim: int | None, order: torch.Tensor)
     return difference(second, first, rtol=1e-5 if wide else 2e-2) is None  # float64 may be summed in float32
 
 
-def _learnt(trial: Trial, tensors: list[torch.Tensor], group: Group) -> _Symmetry | None:
+def _learnt(trial: Trial, group: Group) -> _Dims | None:
     """What moves with the order of a group, the same for several orders and values; None if something else does."""
-    size = tensors[group[0][0]].shape[group[0][1]]
-    symmetry = _Symmetry(tensors, group, {})
+    size = trial.distinct[group[0][0]].shape[group[0][1]]
+    dims: _Dims = {}
     for attempts in range(3):
         generator = torch.Generator().manual_seed(attempts)
         index = torch.randperm(8 * size, generator=generator)[:size]
         order = torch.arange(size).roll(1) if attempts == 0 else torch.randperm(size, generator=generator)
-        first = attempt(symmetry.trial(trial, index, attempts))
-        second = attempt(symmetry.trial(trial, index[order], attempts))
+        first, second = (_results(trial, group, each, attempts) for each in (index, index[order]))
         if first is None or second is None or not any(tensors_in(value) for value in first.values()):
             return None
         for name, value in first.items() if attempts == 0 else ():
@@ -98,26 +83,24 @@ def _learnt(trial: Trial, tensors: list[torch.Tensor], group: Group) -> _Symmetr
             choices = [None, *(dim for dim, each in enumerate(shape) if each == size)]
             found = [dim for dim in choices if _agrees(value, second[name], dim, order)]
             if found:
-                symmetry.dims[name] = found[-1]
-        if symmetry.dims.keys() != first.keys() or not symmetry.agrees(first, second, order):
+                dims[name] = found[-1]
+        if dims.keys() != first.keys() or not _all_agree(first, second, dims, order):
             return None
-    return symmetry
+    return dims
 
 
-def _check_sizes(trial: Trial, symmetry: _Symmetry) -> None:
-    i, dim = symmetry.group[0]
-    own = symmetry.tensors[i].shape[dim]
+def _check_sizes(trial: Trial, group: Group, of_results: _Dims) -> None:
+    own = trial.distinct[group[0][0]].shape[group[0][1]]
     wrong = None
     for size in _SIZES:
-        numel = max(symmetry.tensors[j].numel() for j, _ in symmetry.group) // own * size
-        if numel > _MOST_ELEMENTS:
+        if max(trial.distinct[i].numel() for i, _ in group) // own * size > _MOST_ELEMENTS:
             break
         index = torch.randint(8 * own, (size,), generator=torch.Generator().manual_seed(size))
-        holds = _holds(trial, symmetry, index)
+        holds = _holds(trial, group, of_results, index)
         if holds is False:
             wrong = wrong or size
         elif holds and wrong is not None and size != own:  # of an op on blocks, rows of one block are without order
-            arguments, dims = words_of(trial, symmetry.tensors, symmetry.group)
+            arguments, dims = words_of(trial, group)
             raise trial.fault(
                 "the result depends on the order of elements for some sizes, and not for others",
                 argument=arguments,
@@ -128,16 +111,14 @@ def _check_sizes(trial: Trial, symmetry: _Symmetry) -> None:
             )
 
 
-def _holds(trial: Trial, symmetry: _Symmetry, index: torch.Tensor) -> bool | None:
+def _holds(trial: Trial, group: Group, dims: _Dims, index: torch.Tensor) -> bool | None:
     """Is the result for elements in another order the one it has to be? None if the sizes are not taken."""
-    first = attempt(symmetry.trial(trial, index, 0))
-    if first is None:
-        return None
+    first = _results(trial, group, index)
     for shift in (1, len(index) // 2, len(index) - 2):
         order = torch.arange(len(index)).roll(shift)
-        second = attempt(symmetry.trial(trial, index[order], 0))
-        if second is None:
+        second = None if first is None else _results(trial, group, index[order])
+        if first is None or second is None:
             return None
-        if not symmetry.agrees(first, second, order):
+        if not _all_agree(first, second, dims, order):
             return False
     return True

@@ -17,22 +17,21 @@ from customops.checks._derivatives import (
     Gradients,
     Recorded,
     Tensors,
-    differentiable_inputs,
+    differentiable,
     formula_may_fail,
     gradients_of,
     only,
     random_like,
-    recording,
     shifted,
 )
-from customops.checks._outcome import NotExercised, in_short
+from customops.checks._outcome import NotExercised, in_short, require
 from customops.checks._trial import Trial
+from customops.errors import CheckError
 
 
 def check(trial: Trial) -> None:
-    with recording():
-        function = Function.of(trial)
-        _Second(function, differentiable_inputs(function)).run()
+    with differentiable(trial) as (function, wanted):
+        _Second(function, wanted).run()
 
 
 class _Second(Differences):
@@ -57,9 +56,12 @@ class _Second(Differences):
             if verdict == "agrees":
                 return
             for i in self.wanted if verdict == "differs" else ():
+                of_one = only(random_like(point[: self.count], self.numbers), [i])
+                second = self._second(point, of_one)
                 for j in moving:
-                    if all(self._is_wrong(point, i, j, symmetric) for symmetric in (False, True)):
-                        self._report(point, i, j)
+                    directions = [self.direction([j], symmetric=symmetric) for symmetric in (False, True)]
+                    if all(self.differs(point, of_one, second, direction) for direction in directions):
+                        raise self._error(point, i, j)
         raise NotExercised("the second derivative cannot be compared: the gradient is not smooth here, or too steep")
 
     def _first(self, point: Sequence[torch.Tensor]) -> Tensors:
@@ -70,8 +72,7 @@ class _Second(Differences):
         return [torch.zeros_like(x) if g is None else g for g, x in zip(gradients, point, strict=False)]
 
     def _cotangents(self, recorded: Recorded, given: Sequence[torch.Tensor]) -> Gradients:
-        if recorded.tracked != self.tracked:
-            raise NotExercised("which outputs require grad depends on the values")
+        require(recorded.tracked == self.tracked, "which outputs require grad depends on the values")
         by_output = dict(zip(self.tracked, given, strict=True))
         return [by_output.get(k) for k in range(len(recorded.outputs))]
 
@@ -93,12 +94,7 @@ class _Second(Differences):
         except Exception as error:  # loud, as it should be
             raise NotExercised(f"the operator cannot be differentiated twice: {in_short(error, 200)}") from error
 
-    def _is_wrong(self, point: Tensors, i: int, j: int, symmetric: bool) -> bool:
-        """Is the gradient of input `i` wrongly differentiated by the tensor `j` of the point?"""
-        weights = only(random_like(point[: self.count], self.numbers), [i])
-        return self.differs(point, weights, self._second(point, weights), self.direction([j], symmetric=symmetric))
-
-    def _report(self, point: Tensors, i: int, j: int) -> None:
+    def _error(self, point: Tensors, i: int, j: int) -> CheckError:
         second = self._second(point, only([torch.ones_like(x) for x in point[: self.count]], [i]))[j]
         names = [item.label for item in self.function.inputs] + [f"the gradient of output {k}" for k in self.tracked]
         label, by = names[i], names[j]
@@ -113,4 +109,4 @@ class _Second(Differences):
             fix = "look at how the gradients of the operators that the formula calls are defined"
         problem = f"the second derivative is {problem}: of the gradient of {label}, by {by}"
         expected = f"what changes in the gradient of {label} as {by} changes"
-        raise self.function.fault(problem, expected, got, fix, argument=label)
+        return self.function.fault(problem, expected, got, fix, argument=label)

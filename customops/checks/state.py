@@ -1,17 +1,15 @@
 """test_state: a call neither depends on what happened before it, or around it, nor leaves anything behind.
 
-The operator is called with its inputs, with others, and again; with a tensor that was written in between, and with
-other numbers. Calls with equal inputs have to have equal results. The results are also compared between states of the
-thread that have no part in values: autograd on and off, inference mode, and, where an input is of floating point, the
-default dtype. What a first call returned, and what it was given, is the same after a second call.
-
-Operators whose results are random, or differ between equal calls, are not compared.
+Calls with equal inputs have to have equal results: again after others, with a tensor that was written in between, with
+another number, and with autograd on and off, in inference mode, and with another default dtype. What a first call
+returned, and what it was given, is the same after a second call. Settings and generators stay as they were.
 """
 
 from __future__ import annotations
 
 import contextlib
 import gc
+import pickle
 import random
 import sys
 import types
@@ -26,7 +24,17 @@ from customops import _torch
 from customops.checks import _memory
 from customops.checks._inputs import tensors_in
 from customops.checks._outcome import NotExercised
-from customops.checks._runs import Results, attempt, call, compare, copied, first_difference, results_in, steady_results
+from customops.checks._runs import (
+    Results,
+    attempt,
+    call,
+    compare,
+    copied,
+    first_difference,
+    nudge,
+    results_in,
+    steady_results,
+)
 from customops.checks._trial import Trial
 from customops.checks._variants import other_numbers, other_values
 from customops.errors import innermost, is_users
@@ -68,8 +76,11 @@ def _check_settings(trial: Trial) -> None:
     accepted = False
     for other in (False, True):
         with _kept_settings() as before:
-            # What an earlier call left changed does not change once more.
-            before.make_other() if other else before.make_usual()
+            # What an earlier call left changed does not change once more: so from the usual settings, and from others.
+            torch.set_default_dtype(torch.float64 if other else torch.float32)
+            _torch.thread_state.set_deterministic(other, other)
+            if other:
+                torch.set_num_threads(before.values["the number of threads"] + 1)
             start = Settings.now()
             accepted = attempt(trial) is not None or accepted
             changed = changed or start.change()
@@ -102,8 +113,15 @@ def _check_caches(trial: Trial, other: Trial) -> None:
         grown = [cache for cache, size in zip(caches, sizes, strict=True) if _size_of(cache) > size]
         if kept is None or not grown:
             continue
-        with _emptied(grown):
+        contents = [(cache, cache.copy()) for cache in grown if not hasattr(cache, "cache_clear")]
+        try:
+            for cache in grown:
+                (cache.cache_clear if hasattr(cache, "cache_clear") else cache.clear)()
             fresh = attempt(second)
+        finally:  # what a memoized function kept is gone
+            for cache, content in contents:
+                cache.clear()
+                (cache.extend if isinstance(cache, list) else cache.update)(content)
         if fresh is not None:
             compare(trial, kept, fresh, _EARLIER, _KEPT, how="other than when what is kept is emptied: ")
 
@@ -143,16 +161,23 @@ def _check_kept(trial: Trial, other: Trial) -> None:
 def _check_released(trial: Trial) -> None:
     """Tensors of earlier calls are freed; a cache may hold those of the last few hundred calls."""
     calls = [_tensors_of_a_call(trial) for _ in range(_COPIES)]
-    if _are_alive(calls):
-        for _ in range(_LARGEST_CACHE):
-            _tensors_of_a_call(trial)
-        gc.collect()
-        if _are_alive(calls):
-            raise trial.fault(
-                "each call keeps tensors alive: the memory of the program grows",
-                f"tensors of a call are in use {_LARGEST_CACHE} calls after it",
-                f"hold arguments and results by weakref.ref, or in a cache of fewer than {_LARGEST_CACHE} entries",
-            )
+
+    def are_alive() -> bool:
+        """Is a tensor of each call alive, another one each time?"""
+        alive = [{id(tensor()) for tensor in tensors if tensor() is not None} for tensors in calls]
+        return all(found.difference(*alive[:i], *alive[i + 1 :]) for i, found in enumerate(alive))
+
+    if not are_alive():
+        return
+    for _ in range(_LARGEST_CACHE):
+        _tensors_of_a_call(trial)
+    gc.collect()
+    if are_alive():
+        raise trial.fault(
+            "each call keeps tensors alive: the memory of the program grows",
+            f"tensors of a call are in use {_LARGEST_CACHE} calls after it",
+            f"hold arguments and results by weakref.ref, or in a cache of fewer than {_LARGEST_CACHE} entries",
+        )
 
 
 def _tensors_of_a_call(trial: Trial) -> list[weakref.ref[torch.Tensor]]:
@@ -163,12 +188,6 @@ def _tensors_of_a_call(trial: Trial) -> list[weakref.ref[torch.Tensor]]:
         return []
     given = set(map(id, trial.tensors))
     return [weakref.ref(tensor) for tensor in tensors_in((copy.args, copy.kwargs, outputs)) if id(tensor) not in given]
-
-
-def _are_alive(calls: list[list[weakref.ref[torch.Tensor]]]) -> bool:
-    """Is a tensor of each call alive, another one each time?"""
-    alive = [{id(tensor()) for tensor in tensors if tensor() is not None} for tensors in calls]
-    return all(found.difference(*alive[:i], *alive[i + 1 :]) for i, found in enumerate(alive))
 
 
 def _check_rewritten(trial: Trial, other: Trial) -> None:
@@ -204,11 +223,8 @@ def _check_shapes(trial: Trial, other: Trial) -> None:
     enlarged, other_enlarged = _enlarged(trial), _enlarged(other)
     if not any(tensor.dtype is torch.float32 for tensor in enlarged.tensors):
         return
-
-    def nudged(_name: str, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor * (1 + 1e-6) if tensor.is_floating_point() else tensor
-
-    in_order = (other_enlarged.in_float64(), enlarged, other_enlarged, other_enlarged.in_float64().map_tensors(nudged))
+    wide = other_enlarged.in_float64()
+    in_order = (wide, enlarged, other_enlarged, wide.map_tensors(nudge(1e-6)))
     truth, first, second, near = map(_attempt_in_float64, in_order)
     if truth is None or first is None or second is None or near is None:
         return
@@ -254,8 +270,7 @@ def _check_numbers(trial: Trial) -> None:
         if expected is None:
             continue
         first = trial.copy()
-        copies = {id(tensor): copy for tensor, copy in zip(trial.tensors, first.tensors, strict=True)}
-        second = other.map_tensors(lambda _, tensor, copies=copies: copies[id(tensor)])  # type: ignore[misc]
+        second = other.replaced(dict(zip(map(id, trial.tensors), first.tensors, strict=True)))
         try:
             call(first)
             actual = results_in(second, call(second))
@@ -267,13 +282,13 @@ def _check_numbers(trial: Trial) -> None:
 def _check_states(trial: Trial, expected: Results) -> None:
     if trial.is_builtin:
         return
-    states: list[tuple[str, contextlib.AbstractContextManager[Any]]] = [
-        ("whether gradients are recorded", torch.no_grad()),
-        ("inference mode", torch.inference_mode()),
-    ]
+    states: dict[str, contextlib.AbstractContextManager[Any]] = {
+        "whether gradients are recorded": torch.no_grad(),
+        "inference mode": torch.inference_mode(),
+    }
     if any(tensor.is_floating_point() or tensor.is_complex() for tensor in trial.tensors):
-        states.append((_DEFAULT_DTYPE, contextlib.nullcontext()))
-    for name, state in states:
+        states[_DEFAULT_DTYPE] = contextlib.nullcontext()
+    for name, state in states.items():
         with _kept_settings(), state:
             if name == _DEFAULT_DTYPE:
                 torch.set_default_dtype(torch.float64)
@@ -298,11 +313,6 @@ def _check_states(trial: Trial, expected: Results) -> None:
 # Settings of the program that a call has to leave as they are, and the generators of random numbers
 
 
-def _errors_of_numpy() -> Any:
-    numpy: Any = sys.modules.get("numpy")
-    return numpy.geterr() if numpy is not None else None
-
-
 #: What it is, how to ask for it, how to set it.
 _SETTINGS: tuple[tuple[str, Callable[[], Any], Callable[[Any], Any]], ...] = (
     ("whether gradients are recorded", torch.is_grad_enabled, torch.set_grad_enabled),
@@ -322,7 +332,7 @@ _SETTINGS: tuple[tuple[str, Callable[[], Any], Callable[[Any], Any]], ...] = (
     ),
     (
         "how numpy treats errors (numpy.seterr)",
-        _errors_of_numpy,
+        lambda: sys.modules["numpy"].geterr() if "numpy" in sys.modules else None,
         lambda errors: sys.modules["numpy"].seterr(**errors),
     ),
 )
@@ -348,17 +358,6 @@ class Settings:
                 return name, f"{text} after the call"
         return None
 
-    def make_usual(self) -> None:
-        """Set what calls often leave changed to its default."""
-        torch.set_default_dtype(torch.float32)
-        _torch.thread_state.set_deterministic(False, False)
-
-    def make_other(self) -> None:
-        """Set the same to what is not its default."""
-        torch.set_default_dtype(torch.float64)
-        _torch.thread_state.set_deterministic(True, True)
-        torch.set_num_threads(self.values["the number of threads"] + 1)
-
     def restore(self) -> None:
         for name, get, put in _SETTINGS:
             if self.values[name] is not None and get() != self.values[name]:
@@ -376,39 +375,35 @@ def _kept_settings() -> Iterator[Settings]:
 
 def _reseeds(trial: Trial) -> str | None:
     """The library whose generator has the same state after the call whatever it was before; None if there is none."""
-    cpu: Any = torch.default_generator
-    # The name, how to get, set and seed the state, and the state as something that can be compared.
-    generators: list[tuple[str, Callable[[], Any], Callable[[Any], Any], Callable[[int], Any], Callable[[], Any]]] = [
-        ("torch", cpu.get_state, cpu.set_state, cpu.manual_seed, lambda: cpu.get_state().tolist()),
-        ("random", random.getstate, random.setstate, random.seed, random.getstate),
-    ]
-    if "numpy" in sys.modules:
-        of: Any = sys.modules["numpy"].random
-        generators.append(
-            ("numpy", of.get_state, of.set_state, of.seed, lambda: [*of.get_state()[1].tolist(), of.get_state()[2]])
-        )
-    for name, get, put, seed, compared in generators:
+    numpy: Any = sys.modules.get("numpy")
+    libraries: dict[str, tuple[Callable[[], Any], Callable[[Any], Any], Callable[[int], Any]]] = {
+        "torch": (torch.get_rng_state, torch.set_rng_state, torch.default_generator.manual_seed),
+        "random": (random.getstate, random.setstate, random.seed),
+    }
+    if numpy is not None:
+        libraries["numpy"] = (numpy.random.get_state, numpy.random.set_state, numpy.random.seed)
+    for name, (get, put, seed) in libraries.items():
         before = get()
         try:
-            one, other = (_state_after(trial, number, seed, compared) for number in (101, 202))
+            if _state_after(trial, seed, 101, get) == _state_after(trial, seed, 202, get):
+                return name
         finally:
             put(before)
-        if one == other:
-            return name
     return None
 
 
-def _state_after(trial: Trial, number: int, seed: Callable[[int], Any], state: Callable[[], Any]) -> Any:
+def _state_after(trial: Trial, seed: Callable[[int], Any], number: int, get: Callable[[], Any]) -> bytes:
     """The state of a generator after a call, seeded with this number before it."""
-    copy = trial.copy()
 
-    def seeded_call(*args: Any, **kwargs: Any) -> Any:
+    def seeded_call(*args: Any, **kwargs: Any) -> bytes:
         seed(number)
         with contextlib.suppress(Exception):  # the state is what counts
-            copy.op(*args, **kwargs)
-        return state()
+            trial.op(*args, **kwargs)
+        state = get()
+        return pickle.dumps(state.tolist() if isinstance(state, torch.Tensor) else state)
 
-    return call(copy, op=seeded_call)
+    state: bytes = call(trial.copy(), op=seeded_call)
+    return state
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -450,17 +445,3 @@ def _parts(value: Any) -> Iterator[Any]:
 
 def _size_of(cache: Any) -> int:
     return int(cache.cache_info().currsize) if hasattr(cache, "cache_clear") else len(cache)
-
-
-@contextlib.contextmanager
-def _emptied(caches: list[Any]) -> Iterator[None]:
-    """Containers are empty, and afterwards as they were. What a memoized function kept is gone."""
-    before = [(cache, cache.copy()) for cache in caches if not hasattr(cache, "cache_clear")]
-    try:
-        for cache in caches:
-            (cache.cache_clear if hasattr(cache, "cache_clear") else cache.clear)()
-        yield
-    finally:
-        for cache, content in before:
-            cache.clear()
-            (cache.extend if isinstance(cache, list) else cache.update)(content)

@@ -21,7 +21,7 @@ from customops._dispatch.results import CheckPolicy
 from customops._dispatch.spec import Options
 from customops._op.op import CustomOpDef
 from customops._op.registry import Registry
-from customops.checks._outcome import NotExercised, in_short
+from customops.checks._outcome import NotExercised, in_short, require
 from customops.checks._runs import Results, call, first_difference, results_in, steady_results
 from customops.checks._trial import Trial
 from customops.checks._variants import are_plain
@@ -33,8 +33,7 @@ def check(trial: Trial) -> None:
     if op is None or op._definition.spec.fn is None:
         raise NotExercised("the operator was not made by customops.custom_op, which takes check= and bypass=")
     trial = trial.detached()
-    if not are_plain(trial):
-        raise NotExercised("a tensor is not plain and strided, so kernels do not get it as it is")
+    require(are_plain(trial), "a tensor is not plain and strided, so kernels do not get it as it is")
     with torch.no_grad():
         expected = steady_results(trial)
         if op._definition.when != "always":
@@ -71,9 +70,8 @@ def _compare_checked(trial: Trial, op: CustomOpDef[Any, Any], expected: Results)
         with _twin(op, "always") as twin:
             checked = _results(trial, twin._opoverload)
     except (AliasError, KernelError) as error:
-        raise CheckError(
+        raise trial.finding(
             'a kernel returns a result that check="always" refuses',
-            op=trial.name,
             argument=error.argument,
             expected=error.expected or 'a result that check="always" takes',
             got=error.problem,

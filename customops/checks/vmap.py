@@ -1,11 +1,9 @@
 """test_vmap: `torch.vmap` of the operator gives what a loop over the batch gives.
 
-Each tensor is batched alone, and all together, along the first dimension, the last, and different ones; with a batch of
-one; with the batch of results put last; in two levels; in chunks. The elements of a batch are the sample with its
-elements in another order. Where the operator has a gradient, the gradients of the elements are compared, too.
-
-The loop is the definition of vmap, so any difference beyond rounding is a fault of the vmap rule. A rule may refuse: an
-exception that it raises on purpose is no finding. One that comes about in its code, on a batch that it should take, is.
+The elements of a batch are the sample with its elements in another order; `_plans` lists the ways to batch them. Where
+the operator has a gradient, the gradients of the elements are compared, too. The loop is the definition of vmap, so any
+difference beyond rounding is a fault of the vmap rule. A rule may refuse: an exception that it raises on purpose is no
+finding. One that comes about in its code, on a batch that it should take, is.
 """
 
 from __future__ import annotations
@@ -18,21 +16,18 @@ import torch
 
 from customops import _torch
 from customops.checks._inputs import quiet, seeded
-from customops.checks._outcome import NotExercised, in_short, is_refusal
+from customops.checks._outcome import NotExercised, in_short, is_refusal, require
 from customops.checks._runs import attempt, copied, difference, require_comparable, results_of
 from customops.checks._trial import Trial, failed_call
 from customops.checks._variants import are_plain, is_about_storages, reordered
-from customops.errors import CheckError
 
 _BATCH = 3
 
 
 def check(trial: Trial, *, empty: bool = False) -> None:
     require_comparable(trial)
-    if not trial.tensors or not are_plain(trial):
-        raise NotExercised("no input is a plain strided tensor, which could be batched")
-    if is_about_storages(trial):
-        raise NotExercised("the operator works on storages, which the elements of a batch share")
+    require(trial.tensors and are_plain(trial), "no input is a plain strided tensor, which could be batched")
+    require(not is_about_storages(trial), "the operator works on storages, which the elements of a batch share")
     keys = ("FuncTorchBatched", "FuncTorchBatchedDecomposition", "CompositeImplicitAutograd")
     if not any(_torch.dispatcher.has_kernel(trial.name, key) for key in keys):
         raise NotExercised("the op has no vmap rule (register_vmap): torch loops over the batch, or refuses")
@@ -42,7 +37,7 @@ def check(trial: Trial, *, empty: bool = False) -> None:
         return
     copies = [plain.copy(), plain.copy()]
     with seeded((plain.args, plain.kwargs)), quiet(), torch.no_grad():
-        results = [[copy.op(*copy.args, **copy.kwargs), list(copy.mutated.values())] for copy in copies]
+        results = [copy.results() for copy in copies]
     if difference(*results):  # by random numbers: a loop draws others than a batch
         raise NotExercised("two calls of the operator differ, and a loop makes several")
     calls = _Calls(plain)
@@ -78,15 +73,13 @@ def _check_randomness(trial: Trial) -> None:
                 continue
             are_same = [difference([r[1] for r in run], [r[0] for r in run]) is None for run in runs]
             if all(are_same) if randomness == "different" else not all(are_same):
-                raise CheckError(
+                raise trial.finding(
                     f'vmap with randomness="{randomness}" does otherwise',
-                    op=trial.name,
                     got="all elements have the same random numbers" if all(are_same) else "the elements differ",
                     fix='in the vmap rule, look at info.randomness: for "same" draw once, and expand it; '
                     'for "different" draw for each element; for "error" raise',
                 )
-    if refused:
-        raise NotExercised(f"vmap of the operator refuses: {refused}")
+    require(not refused, f"vmap of the operator refuses: {refused}")
 
 
 class _Calls:
@@ -106,14 +99,12 @@ class _Calls:
             self.elements = [self.elements[0]] * _BATCH  # it does not take other values
 
     def _with(self, tensors: list[Any]) -> Trial:
-        given = dict(zip(map(id, self.tensors), tensors, strict=True))
-        return self.trial.map_tensors(lambda _, tensor: given[id(tensor)])
+        return self.trial.replaced(dict(zip(map(id, self.tensors), tensors, strict=True)))
 
     def __call__(self, *tensors: Any) -> Any:
         # Inside of vmap a copy is batched as its original is.
         call = self._with([t.clone() if w else t for t, w in zip(tensors, self._are_written, strict=True)])
-        outputs = call.by_return(call.op(*call.args, **call.kwargs))
-        return list(_torch.tensors.tree_leaves([outputs, list(call.mutated.values())]))
+        return list(_torch.tensors.tree_leaves(call.results()))
 
     def element(self, row: int, dims: tuple[int | None, ...]) -> list[Any]:
         """The results for one element of a batch along these dimensions; tensors without one are not batched."""
@@ -151,8 +142,7 @@ def _plans(calls: _Calls) -> Iterator[_Plan]:
 
 def _compare_all(calls: _Calls, plans: Iterable[_Plan]) -> None:
     refusals = [_compare(calls, plan) for plan in plans]
-    if None not in refusals:
-        raise NotExercised(f"vmap of the operator refuses: {refusals[0]}")
+    require(None in refusals, f"vmap of the operator refuses: {refusals[0]}")
 
 
 def _compare(calls: _Calls, plan: _Plan) -> str | None:
@@ -200,9 +190,8 @@ def _compare(calls: _Calls, plan: _Plan) -> str | None:
 def _judge(trial: Trial, label: str, batched: Any, looped: list[torch.Tensor], **options: float) -> None:
     found = difference(batched, looped, **options)  # type: ignore[arg-type]
     if found is not None:
-        raise CheckError(
+        raise trial.finding(
             f"vmap gives another result than a loop: {label}",
-            op=trial.name,
             got=found,
             expected="what a loop over the batch gives",
             fix="in the vmap rule: use the entry of in_dims of each argument, shift dimensions that are arguments "

@@ -20,9 +20,8 @@ from customops import _torch
 from customops._schema.infer import is_part
 from customops._schema.model import REQUIRED
 from customops._schema.structure import EnumCodec, Group, Leaf, Node, SequenceCodec
-from customops.checks._check import EFFORTS
-from customops.checks._inputs import is_plain, tensors_in
-from customops.checks._trial import Case, Kind, Trial
+from customops.checks._inputs import is_plain
+from customops.checks._trial import EFFORTS, Case, Kind, Trial
 from customops.errors import CustomOpsError
 
 #: How early an input is tried: with every effort, or only with more.
@@ -147,38 +146,25 @@ def with_argument(trial: Trial, name: str, value: Any) -> Trial:
 
 @dataclass(frozen=True)
 class Spot:
-    """A tensor of the sample.
-
-    Attributes:
-        argument: the name of the argument that it is, or that is a list with it.
-        label: what to call it: ``x``, ``xs[1]``.
-    """
+    """A tensor of the sample."""
 
     tensor: torch.Tensor
-    argument: str
-    label: str
+    argument: str  #: the name of the argument that it is, or that is a list with it
+    label: str  #: what to call it: ``x``, ``xs[1]``
     is_written: bool
     seed: int
 
 
 @dataclass(frozen=True)
 class Place:
-    """An argument of the schema.
-
-    Attributes:
-        type: its type in the schema, with a ``?`` only where None is a value of its own.
-        default: the default, or REQUIRED.
-        choices: all its values, where they are known; of a list those of an item.
-        length: the length of a list that has just one.
-        is_bound: it goes with other arguments, and is not changed by itself.
-    """
+    """An argument of the schema."""
 
     name: str
-    type: str
+    type: str  #: in the schema, with a ``?`` only where None is a value of its own
     default: Any = REQUIRED
-    choices: tuple[Any, ...] = ()
-    length: int | None = None
-    is_bound: bool = False
+    choices: tuple[Any, ...] = ()  #: all its values, where they are known; of a list those of an item
+    length: int | None = None  #: of a list that has just one
+    is_bound: bool = False  #: it goes with other arguments, and is not changed by itself
 
 
 class Parts:
@@ -189,12 +175,10 @@ class Parts:
         self.spots: list[Spot] = []
         seen: set[int] = set()
         written = {argument.name for argument in trial.schema.mutated}
-        for name, value in trial.arguments.items():
-            for i, tensor in enumerate(tensors_in(value)):
-                if id(tensor) not in seen:
-                    seen.add(id(tensor))
-                    label = name if tensor is value else f"{name}[{i}]"
-                    self.spots.append(Spot(tensor, name, label, name in written, len(seen)))
+        for name, label, tensor in trial.named_tensors:
+            if id(tensor) not in seen:
+                seen.add(id(tensor))
+                self.spots.append(Spot(tensor, name, label, name in written, len(seen)))
 
     @property
     def nodes(self) -> list[Node]:
@@ -228,10 +212,7 @@ class Parts:
 
     @functools.cached_property
     def is_careful(self) -> bool:
-        """May a kernel be called that does not look at its inputs before it reads memory?
-
-        Then only inputs are tried that belong together as those of the sample do.
-        """
+        """Are inputs to belong together as the sample's do, as a kernel may read memory without looking at sizes?"""
         return not self.trial.is_builtin and _torch.library.torch_op_of(self.trial.name) is None
 
     def resizable(self, kind: str) -> list[Spot]:
@@ -251,19 +232,21 @@ class Parts:
                     new = change(spot.tensor.detach())
             except (RuntimeError, TypeError):  # torch or the device has no such function for this dtype
                 continue
-            if new is not None:
-                changed[id(spot.tensor)] = _like(new, spot.tensor)
-        return self.trial.map_tensors(lambda _, tensor: changed.get(id(tensor), tensor)) if changed else None
+            if new is None:
+                continue
+            if spot.tensor.requires_grad and not new.requires_grad and is_inexact(new.dtype):
+                new = new.detach().requires_grad_()
+                if not spot.tensor.is_leaf:
+                    with torch.enable_grad():
+                        new = torch.ops.aten.alias.default(new)
+            changed[id(spot.tensor)] = new
+        return self.trial.replaced(changed) if changed else None
 
     def cases(self, spots: Iterable[Spot], change: Change, kind: Kind, label: str) -> Iterator[Case]:
         """The case of `each`, if there is one."""
         trial = self.each(spots, change)
         if trial is not None:
             yield Case(trial, kind, label)
-
-    def given(self, values: Mapping[str, Any], kind: Kind, label: str) -> Case:
-        """The case of other values for some arguments."""
-        return Case(self.trial.with_arguments(**values), kind, label)
 
     def without(self, name: str) -> Trial:
         """The sample with an argument left to its default."""
@@ -272,18 +255,6 @@ class Parts:
         later = dict(zip(names[at + 1 :], self.trial.args[at + 1 :], strict=False))
         kwargs = {key: value for key, value in (later | self.trial.kwargs).items() if key != name}
         return replace(self.trial, args=self.trial.args[:at], kwargs=kwargs)
-
-
-def _like(new: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
-    """`new`, requiring grad as `old` does, and a leaf if that is one."""
-    if not old.requires_grad or new.requires_grad or not is_inexact(new.dtype):
-        return new
-    new = new.detach().requires_grad_()
-    if old.is_leaf:
-        return new
-    with torch.enable_grad():
-        alias: torch.Tensor = torch.ops.aten.alias.default(new)
-        return alias
 
 
 def _places(node: Node, given: Mapping[str, Any], *, is_bound: bool = False) -> Iterator[Place]:
@@ -313,31 +284,24 @@ def _places(node: Node, given: Mapping[str, Any], *, is_bound: bool = False) -> 
 
 
 def resized(tensor: torch.Tensor, shape: Sequence[int], seed: int = 0) -> torch.Tensor:
-    """A contiguous tensor of this shape, with elements like those of `tensor`; no two alike, of floats."""
+    """A contiguous tensor of this shape, with elements like those of `tensor`; no two alike, of floats but masks."""
     count = math.prod(shape)
     old = wide(tensor.detach().cpu().resolve_conj().resolve_neg().reshape(-1))
     if not old.numel():  # there is none to go by
         old = (torch.arange(7) * 0.125 + 0.25).to(old.dtype) if is_inexact(old.dtype) else old.new_zeros(1)
     new = old.repeat(-(-count // old.numel()))[:count]
-    if is_inexact(tensor.dtype):
-        new = _jittered(new, old, seed)
+    if is_inexact(tensor.dtype) and old.numel() < count:
+        among = old.to(torch.complex128 if old.is_complex() else torch.float64)
+        is_mask = not old.is_complex() and bool((among == among.round()).all()) and among.unique().numel() <= 2
+        if not is_mask and bool(among.isfinite().all()):  # each element lies between two of the old ones
+            generator = torch.Generator().manual_seed(seed)
+            share = torch.rand(count, generator=generator, dtype=torch.float64) * 0.5
+            other = among[torch.randint(among.numel(), (count,), generator=generator)]
+            new = (new.to(among.dtype) * (1 - share) + other * share).to(new.dtype)
     new = new.reshape(tuple(shape))
     if len(shape) and not is_inexact(tensor.dtype) and _is_sorted(old):
         new = new.sort(dim=-1).values
     return new.to(tensor.device, tensor.dtype)
-
-
-def _jittered(new: torch.Tensor, old: torch.Tensor, seed: int) -> torch.Tensor:
-    """Each element between two of the old ones, but for masks and the like, and what is not finite."""
-    exact = torch.complex128 if new.is_complex() else torch.float64
-    values, among = new.to(exact), old.to(exact)
-    is_mask = not old.is_complex() and bool((among == among.round()).all()) and among.unique().numel() <= 2
-    if old.numel() >= new.numel() or is_mask or not bool(among.isfinite().all()):
-        return new
-    generator = torch.Generator().manual_seed(seed)
-    share = torch.rand(values.numel(), generator=generator, dtype=torch.float64) * 0.5
-    other = among[torch.randint(among.numel(), (values.numel(),), generator=generator)]
-    return (values * (1 - share) + other * share).to(new.dtype)
 
 
 def follow(tensor: torch.Tensor, sizes: Mapping[int, int]) -> torch.Tensor:

@@ -6,19 +6,18 @@ where the fake impl alone refuses it, that is kept, for a check to judge.
 
 from __future__ import annotations
 
-import functools
 import math
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 
 from customops import _torch
-from customops.checks._inputs import seeded, tensors_in
-from customops.checks._runs import difference
+from customops.checks._inputs import as_ordinary, is_ordinary, seeded, tensors_in
+from customops.checks._outcome import NotExercised
+from customops.checks._runs import difference, fake_error
 from customops.checks._trial import Case, Trial
 from customops.checks.inputs.parts import Parts, Spot, Variation, follow, is_integer
 from customops.checks.inputs.shapes import with_shapes
@@ -39,23 +38,14 @@ class Rejection:
 
 @dataclass
 class Probed:
-    """What came of probing.
-
-    Attributes:
-        accepted: the inputs that the kernel takes.
-        rejected: those that it refuses.
-        refused_by_fake: the places in `accepted` of those that the fake impl refuses, with what it raised.
-        dropped: the number of those that were too slow or too large.
-        seconds: how long it took.
-        is_late: it ended since it took too long.
-    """
+    """What came of probing."""
 
     accepted: list[Case] = field(default_factory=list)
     rejected: list[Rejection] = field(default_factory=list)
-    refused_by_fake: dict[int, Exception] = field(default_factory=dict)
-    dropped: int = 0
+    refused_by_fake: dict[int, Exception] = field(default_factory=dict)  #: by the place in `accepted`: what it raised
+    dropped: int = 0  #: the number of those that were too slow or too large
     seconds: float = 0.0
-    is_late: bool = False
+    is_late: bool = False  #: it ended since it took too long
 
 
 def probe(cases: Iterable[Case], *, at_most: int | None = None, seconds: float | None = None) -> Probed:
@@ -77,7 +67,8 @@ def probe(cases: Iterable[Case], *, at_most: int | None = None, seconds: float |
             if error is None and case.kind == "padding" and _stands_for_an_index(case.trial, result):
                 continue
             is_large = time.perf_counter() - before > SLOW_SECONDS or _elements(result) > HUGE_ELEMENTS
-            fake = _fake_error(case.trial, mode)
+            fake = fake_error(case.trial, mode)
+            fake = None if isinstance(fake, NotExercised) else fake
         if is_large:
             limit = _elements(case.trial.tensors)
         if error is not None:
@@ -117,29 +108,13 @@ def _stands_for_an_index(trial: Trial, result: list[torch.Tensor]) -> bool:
     """Is the result for -1 that for another number, as where it counts from the end, or is clamped to 0?"""
     shapes = [tensor.shape for tensor in trial.tensors]
     sizes = {math.prod(shape[i:j]) for shape in shapes for i in range(len(shape)) for j in range(i + 1, len(shape) + 1)}
-
-    def with_index(_name: str, tensor: torch.Tensor, index: int) -> torch.Tensor:
-        is_signed = is_integer(tensor) and tensor.dtype.is_signed
-        return torch.where(tensor == -1, index, tensor).to(tensor.dtype) if is_signed else tensor
-
+    signed = [tensor for tensor in trial.distinct if is_integer(tensor) and tensor.dtype.is_signed]
     for index in sorted({0, *(size - 1 for size in sizes if size)}):
-        error, other = kernel_error(trial.map_tensors(functools.partial(with_index, index=index)))
+        changed = {id(tensor): torch.where(tensor == -1, index, tensor).to(tensor.dtype) for tensor in signed}
+        error, other = kernel_error(trial.replaced(changed))
         if error is None and difference(result, other, exact=True) is None:
             return True
     return False
-
-
-def _fake_error(trial: Trial, mode: Any) -> Exception | None:
-    """What the fake impl raises, but that it needs the data, or that torch has no fake of an input."""
-    try:
-        fake = trial.faked(mode)
-        with mode, _torch.tensors.quiet_fakes():
-            fake.op(*fake.args, **fake.kwargs)
-    except _torch.tensors.NoFakeTensor:
-        return None
-    except Exception as error:
-        return None if _torch.tensors.needs_data(error) else error
-    return None
 
 
 def shrink(case: Case, fails: Callable[[Trial], bool], budget: float = 0.5, variation: Variation | None = None) -> Case:
@@ -204,22 +179,19 @@ def _smaller(parts: Parts, spots: Sequence[Spot], size: int, new: int) -> Iterat
         return part if dims else None
 
     shapes = [[new if old == size else old for old in spot.tensor.shape] for spot in spots]
-    is_unusual = any(_contiguous(spot.tensor) is not None for spot in spots)
+    is_unusual = any(not is_ordinary(spot.tensor) for spot in spots)
     for trial in (parts.each(spots, part_of) if is_unusual else None, with_shapes(parts, spots, shapes, {size: new})):
         if trial is not None:
             yield trial
 
 
 def _contiguous(tensor: torch.Tensor) -> torch.Tensor | None:
-    is_plain = tensor.is_contiguous() and tensor.storage_offset() == 0
-    if is_plain and not tensor.is_conj() and not tensor.is_neg():
-        return None
-    return tensor.resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
+    return None if is_ordinary(tensor) else as_ordinary(tensor)
 
 
 def _counted(tensor: torch.Tensor) -> torch.Tensor | None:
     """1, 2, 3, ..., where a tensor is contiguous."""
-    if not tensor.is_floating_point() or not tensor.numel() or _contiguous(tensor) is not None:
+    if not tensor.is_floating_point() or not tensor.numel() or not is_ordinary(tensor):
         return None
     plain = torch.arange(1, tensor.numel() + 1, device=tensor.device).reshape(tensor.shape).to(tensor.dtype)
     return None if torch.equal(plain, tensor) else plain

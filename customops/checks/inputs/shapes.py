@@ -114,17 +114,16 @@ def with_shapes(
     before = sum(spot.tensor.numel() for spot in spots)
     if sum(torch.Size(shape).numel() for shape in shapes) > max(MAX_ELEMENTS, 2 * before):
         return None
+
+    def to_shape(tensor: torch.Tensor, shape: Sequence[int], seed: int) -> torch.Tensor | None:
+        elements = follow(tensor, change) if change else tensor
+        is_same = list(tensor.shape) == list(shape) and elements is tensor
+        return None if is_same else resized(elements, shape, seed)
+
     return parts.changed(
-        (spot, functools.partial(_with_shape, shape=shape, seed=spot.seed, change=change or {}))
+        (spot, functools.partial(to_shape, shape=shape, seed=spot.seed))
         for spot, shape in zip(spots, shapes, strict=True)
     )
-
-
-def _with_shape(tensor: torch.Tensor, shape: Sequence[int], seed: int, change: Sizes) -> torch.Tensor | None:
-    elements = follow(tensor, change) if change else tensor
-    if list(tensor.shape) == list(shape) and elements is tensor:
-        return None
-    return resized(elements, shape, seed)
 
 
 def _reshaped(
@@ -142,10 +141,7 @@ def _with_size(spot: Spot, dim: int, new: int) -> list[int]:
 
 
 def _same_dimension(parts: Parts, spots: list[Spot]) -> Iterator[Case]:
-    """A dimension of all tensors of which it has the same size; the others of this size stay.
-
-    Dimensions are counted from the first, and, where tensors have different numbers of them, from the last.
-    """
+    """A dimension, counted from the front or the back, of all tensors that have it in the same size; others stay."""
     ranks = {spot.tensor.dim() for spot in spots}
     most = max(ranks, default=0)
     for dim in [*range(most), *(range(-1, -most - 1, -1) if len(ranks) > 1 else ())]:
@@ -202,38 +198,26 @@ def layouts(parts: Parts, rank: int) -> Iterator[Case]:
     """All tensors together, then each by itself."""
     spots = parts.resizable("layout")
     for name in _TOGETHER[rank]:
-        yield from _in_layout(parts, spots, name)
+        yield from in_layout(parts, name)
     for spot in spots if len(spots) > 1 else ():
         for name in _ALONE[rank]:
-            yield from _in_layout(parts, [spot], name)
+            yield from in_layout(parts, name, [spot])
 
 
-def in_layout(parts: Parts, name: str) -> Iterator[Case]:
-    """All tensors in one layout."""
-    yield from _in_layout(parts, parts.resizable("layout"), name)
-
-
-def _in_layout(parts: Parts, spots: list[Spot], name: str) -> Iterator[Case]:
+def in_layout(parts: Parts, name: str, spots: list[Spot] | None = None) -> Iterator[Case]:
+    """Some tensors, by default all, in one layout."""
+    spots = parts.resizable("layout") if spots is None else spots
     may_have = [spot for spot in spots if not (spot.is_written and name == "expanded")]
     label = may_have[0].label if len(may_have) == 1 else "all tensors"
     yield from parts.cases(may_have, _LAYOUTS[name], "layout", f"{label}: {name}")
 
 
-def _permuted(tensor: torch.Tensor, dims: list[int]) -> torch.Tensor | None:
+def _permuted(tensor: torch.Tensor, dims: Sequence[int]) -> torch.Tensor | None:
     """The tensor, in memory with its dimensions in this order."""
     back = [dims.index(dim) for dim in range(len(dims))]
-    new = tensor.permute(dims).clone(memory_format=torch.contiguous_format).permute(back)
+    new = tensor.permute(tuple(dims)).clone(memory_format=torch.contiguous_format).permute(back)
     moved = [size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1]
     return None if len(moved) < 2 or new.stride() == tensor.stride() else new
-
-
-def _transposed(tensor: torch.Tensor) -> torch.Tensor | None:
-    rank = tensor.dim()
-    return _permuted(tensor, [*range(rank - 2), rank - 1, rank - 2]) if rank > 1 else None
-
-
-def _reversed(tensor: torch.Tensor) -> torch.Tensor | None:
-    return _permuted(tensor, list(reversed(range(tensor.dim())))) if tensor.dim() > 2 else None
 
 
 def _sliced(tensor: torch.Tensor) -> torch.Tensor | None:
@@ -250,15 +234,10 @@ def _rows_apart(tensor: torch.Tensor) -> torch.Tensor | None:
     return _filled((*tensor.shape[:-1], tensor.shape[-1] + 3), tensor)[..., 1:-2].copy_(tensor)
 
 
-def _offset(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Not at the start of its storage, and not where memory is aligned."""
-    if not tensor.numel():
-        return None
-    return _filled((tensor.numel() + 2,), tensor)[1:-1].view(tensor.shape).copy_(tensor)
-
-
-def _in_long_storage(tensor: torch.Tensor) -> torch.Tensor | None:
-    return _filled((tensor.numel() + 9,), tensor)[: tensor.numel()].view(tensor.shape).copy_(tensor)
+def _amid(before: int, after: int, tensor: torch.Tensor) -> torch.Tensor:
+    """With so many other elements before it and after it; not where memory is aligned, if there are some before."""
+    end = before + tensor.numel()
+    return _filled((end + after,), tensor)[before:end].view(tensor.shape).copy_(tensor)
 
 
 def _expanded(tensor: torch.Tensor) -> torch.Tensor | None:
@@ -285,10 +264,6 @@ def _negative_view(tensor: torch.Tensor) -> torch.Tensor | None:
     return torch.complex(torch.zeros_like(tensor), -tensor).conj().imag
 
 
-def _conjugate_view(tensor: torch.Tensor) -> torch.Tensor | None:
-    return tensor.resolve_conj().conj_physical().conj() if tensor.is_complex() else None
-
-
 def _odd_strides(tensor: torch.Tensor) -> torch.Tensor | None:
     """With strides of dimensions of one element that no contiguous tensor has: they mean nothing."""
     if 1 not in tensor.shape or not tensor.numel():
@@ -310,16 +285,16 @@ ODD_STRIDES = "with odd strides of dimensions of size 1"
 ROWS_APART = "with gaps between the rows"
 
 _LAYOUTS: Mapping[str, Change] = {
-    "transposed": _transposed,
+    "transposed": lambda x: _permuted(x, [*range(x.dim() - 2), x.dim() - 1, x.dim() - 2]) if x.dim() > 1 else None,
     "with a step of 2": _sliced,
-    "at an odd storage offset": _offset,
+    "at an odd storage offset": lambda tensor: _amid(1, 1, tensor) if tensor.numel() else None,
     "expanded": _expanded,
-    "with its dimensions reversed in memory": _reversed,
+    "with its dimensions reversed in memory": lambda x: _permuted(x, range(x.dim())[::-1]) if x.dim() > 2 else None,
     "channels last": _channels_last,
     ROWS_APART: _rows_apart,
-    "a conjugate view": _conjugate_view,
+    "a conjugate view": lambda tensor: tensor.resolve_conj().conj_physical().conj() if tensor.is_complex() else None,
     "a negative view": _negative_view,
-    "in a larger storage": _in_long_storage,
+    "in a larger storage": lambda tensor: _amid(0, 9, tensor),
     ODD_STRIDES: _odd_strides,
 }
 #: Tried with all tensors alike: a few soon.

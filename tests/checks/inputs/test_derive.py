@@ -9,9 +9,8 @@ import torch
 
 import customops
 from customops.checks import Trial
-from customops.checks._check import EFFORTS
 from customops.checks._runs import difference
-from customops.checks._trial import Case
+from customops.checks._trial import EFFORTS, Case
 from customops.checks.inputs import derive, probe
 
 aten = torch.ops.aten
