@@ -65,9 +65,9 @@ class Function:
         self.called: Callable[..., Any] = trial.op
         without: frozenset[str] = frozenset()
         if trial.custom_op is not None:
-            said, formulas = trial.custom_op._definition.differentiable, trial.custom_op._rules.autograd.formulas
-            require(said.op, "the operator is declared not to be differentiable")
-            without = said.nondiff_args.union(*(formula.nondiff_args for formula in formulas.values()))
+            declared, formulas = trial.custom_op._definition.differentiable, trial.custom_op._rules.autograd.formulas
+            require(declared.op, "the operator is declared not to be differentiable")
+            without = declared.nondiff_args.union(*(formula.nondiff_args for formula in formulas.values()))
         leaves, self._spec = _torch.tensors.tree_flatten((own.args, own.kwargs))
         self._leaves = [leaf.detach() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
         self.inputs: list[Input] = []
@@ -250,7 +250,7 @@ def refuses_gradients(error: BaseException) -> bool:
     if isinstance(error, (NotImplementedError, UnsupportedError, NotExercised)):
         return True
     text = str(error)
-    if any(said in text for said in _MISFITS):
+    if any(misfit in text for misfit in _MISFITS):
         return False
     if isinstance(error, (RuntimeError, ValueError)) and _REFUSALS.search(text.lower()):
         return True
@@ -306,11 +306,18 @@ def differentiable_inputs(function: Function) -> list[int]:
     return accepted
 
 
-def requiring_grad(trial: Trial) -> Trial:
-    """The same call, in which every differentiable input requires grad; NotExercised if none is differentiable."""
+@contextmanager
+def differentiable(trial: Trial) -> Iterator[tuple[Function, list[int]]]:
+    """The operator as a function, and the inputs to differentiate it by. Gradients are recorded in the block."""
     with recording():
         function = Function.of(trial)
-        labels = {function.inputs[i].label for i in differentiable_inputs(function)}
+        yield function, differentiable_inputs(function)
+
+
+def requiring_grad(trial: Trial) -> Trial:
+    """The same call, in which every differentiable input requires grad; NotExercised if none is differentiable."""
+    with differentiable(trial) as (function, wanted):
+        labels = {function.inputs[i].label for i in wanted}
     chosen = {id(tensor): tensor for _, label, tensor in trial.named_tensors if label in labels}
     return trial.replaced({key: tensor.detach().requires_grad_() for key, tensor in chosen.items()})
 
@@ -469,6 +476,12 @@ class Differences:
             if not (found.value[-1] + found.error[-1]).isfinite().all():
                 return None
         return found
+
+    def gradients_at(self, point: Tensors, chosen: Collection[int] | None = None) -> tuple[Gradients, Gradients]:
+        """Random gradients of the outputs `chosen`, by default of all, and those of the inputs that follow."""
+        recorded = Recorded(self.function, point, self.wanted)
+        cotangents = recorded.cotangents(self.numbers, chosen)
+        return cotangents, recorded.gradients(cotangents)
 
     def judge(self, found: Slope | None, cotangents: Gradients, gradients: Gradients, direction: Tensors) -> Verdict:
         """Is the slope, weighed with `cotangents`, that along `direction` by the gradients?"""

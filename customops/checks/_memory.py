@@ -67,25 +67,20 @@ def share_storage(first: torch.Tensor, second: torch.Tensor) -> bool:
 
     No is the answer for wrapper subclasses: jagged tensors share their offsets, which are no data.
     """
-    if not _storages(first).isdisjoint(_storages(second)):
+    pair = (first, second)
+    if any(_torch.tensors.wrapped_by(tensor) is not None for tensor in pair):
+        return False
+    found = [filter(_torch.tensors.has_storage, _torch.tensors.sparse_parts(tensor) or [tensor]) for tensor in pair]
+    one_storages, other_storages = (set(map(_torch.tensors.storage_id, tensors)) for tensors in found)
+    if not one_storages.isdisjoint(other_storages):
         return True
-    pairs = itertools.product(_addresses(first), _addresses(second))
-    return any(one < other_end and other < end for (one, end), (other, other_end) in pairs)
-
-
-def _storages(tensor: torch.Tensor) -> set[int]:
-    if _torch.tensors.wrapped_by(tensor) is not None:
-        return set()
-    found = filter(_torch.tensors.has_storage, _torch.tensors.sparse_parts(tensor) or [tensor])
-    return set(map(_torch.tensors.storage_id, found))
-
-
-def _addresses(tensor: torch.Tensor) -> list[tuple[int, int]]:
-    """Where in memory the elements of a tensor start and end, if it has any there."""
-    if _torch.tensors.is_abstract(tensor) or _torch.tensors.wrapped_by(tensor) is not None:
-        return []
-    bases = [(part.untyped_storage().data_ptr(), byte_range(part)) for part in parts(tensor)]
-    return [(base + start, base + end) for base, (start, end) in bases if base and end > start]
+    if any(map(_torch.tensors.is_abstract, pair)):
+        return False
+    addresses: list[list[tuple[int, int]]] = []  # where in memory the elements start and end
+    for tensor in pair:
+        bases = [(part.untyped_storage().data_ptr(), byte_range(part)) for part in parts(tensor)]
+        addresses.append([(base + start, base + end) for base, (start, end) in bases if base and end > start])
+    return any(one < other_end and other < end for (one, end), (other, other_end) in itertools.product(*addresses))
 
 
 def share_memory(first: torch.Tensor, second: torch.Tensor) -> bool:

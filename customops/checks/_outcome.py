@@ -95,11 +95,7 @@ _WRAPS_RESULTS = "wrap_outputs_maintaining_identity"  #: torch's function that t
 
 
 def _is_accident(error: BaseException) -> bool:
-    """Did an exception come about in the user's code, by something that its author did not think of?
-
-    No is the answer where the line of the user's code that raised it says so (``raise``, ``assert``, ``torch._check``),
-    where no code of the user had a part in it, and for NotImplementedError.
-    """
+    """Did the user's code raise an exception that its author did not think of, by another line than ``raise`` or so?"""
     if isinstance(error, (NotImplementedError, CustomOpsError)) or not isinstance(error, _ACCIDENTS):
         return False
     if error.__cause__ is not None and not _is_accident(error.__cause__):

@@ -108,14 +108,6 @@ def _comparable(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to(torch.float64) if tensor.is_floating_point() else tensor.to(torch.int64)
 
 
-# How much results change with inputs that differ by rounding says how well they are determined.
-def nudges(eps: float) -> Iterator[Callable[[str, torch.Tensor], torch.Tensor]]:
-    """Changes of the inputs by about what a dtype resolves."""
-    for seed, size in enumerate((eps, -eps, 4 * eps, -4 * eps)):
-        yield nudge(size)
-        yield nudge(size, seed)
-
-
 def nudge(size: float, seed: int | None = None) -> Callable[[str, torch.Tensor], torch.Tensor]:
     """A small change of floating-point numbers: all in one direction, or with a seed each in its own."""
 
@@ -187,12 +179,16 @@ def fake_error(trial: Trial, mode: Any) -> Exception | None:
     return None
 
 
-def steady_results(trial: Trial) -> Results:
-    """The results of a call, of an operator of which equal calls have equal results, whatever the seed.
+def results_near(trial: Trial, dtype: torch.dtype) -> list[Results]:
+    """Results for inputs that are changed by about what a dtype resolves: they say how well results are determined."""
+    eps = torch.finfo(dtype).eps
+    sizes = enumerate((eps, -eps, 4 * eps, -4 * eps))
+    found = [attempt(trial.map_tensors(nudge(size, seed))) for i, size in sizes for seed in (None, i)]
+    return [results for results in found if results is not None]
 
-    Raises:
-        NotExercised: it is none, or has no results to compare.
-    """
+
+def steady_results(trial: Trial) -> Results:
+    """The results of a call; NotExercised if equal calls differ, by the seed or in any way, or there are no results."""
     require_comparable(trial)
     if torch.Tag.nondeterministic_seeded in trial.op.tags:
         raise NotExercised("the operator is tagged as random: the results of two calls cannot be compared")
@@ -233,8 +229,7 @@ def _is_rounding(trial: Trial, name: str, actual: Any, expected: Any) -> bool:
     apart = distance(actual)
     if apart is None:
         return False
-    nudged = (trial.map_tensors(change).map_tensors(contiguous) for change in nudges(torch.finfo(expected.dtype).eps))
-    steps = [distance(results[name]) for results in map(attempt, nudged) if results is not None]
+    steps = [distance(results[name]) for results in results_near(trial.map_tensors(contiguous), expected.dtype)]
     return apart <= _ROUNDINGS * max((step for step in steps if step is not None), default=0.0)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -48,26 +47,27 @@ def everything(cases: Sequence[Case], effort: Effort) -> Iterable[Case]:
     return cases
 
 
-def of_kinds(*kinds: str, each: int | None = None, **limits: int) -> Selection:
-    """The samples, and the inputs of these kinds; at most `each` of a kind in a run that is not thorough.
+def of_kinds(*kinds: str, each: int | None = None, also: Selection | None = None, **limits: int) -> Selection:
+    """The samples, the inputs of these kinds, and what `also` picks.
 
-    Args:
-        limits: kinds, too, of which there may be others than `each`.
+    At most `each` of a kind in a run that is not thorough; `limits` are kinds of which there may be others than `each`.
     """
 
     def select(cases: Sequence[Case], effort: Effort) -> Iterable[Case]:
-        yield from samples(cases, effort)
+        picked = list(samples(cases, effort))
         for kind, limit in {**dict.fromkeys(kinds, each), **limits}.items():
-            yield from [case for case in cases if case.kind == kind][: None if effort == "thorough" else limit]
+            picked += [case for case in cases if case.kind == kind][: None if effort == "thorough" else limit]
+        picked += also(cases, effort) if also is not None else ()
+        return {id(case): case for case in picked}.values()
 
     return select
 
 
 def steered(cases: Sequence[Case], effort: Effort) -> Iterable[Case]:
-    """The inputs with other numbers, flags, indices, counts or masks, and the numbers of floating point of the sample.
+    """The inputs with other numbers, flags, indices, counts or masks, by which kernels choose what to do.
 
-    It is by these that a kernel chooses what to do; few choose by the others. Negative numbers are left out where the
-    sample has none: what a mode or a count of -1 means, not every kernel asks.
+    Tensors of floating point are the sample's. Negative numbers are left out where the sample has none: what a mode or
+    a count of -1 means, not every kernel asks.
     """
     given = {case.sample: case.trial for case in cases if case.kind == "sample"}
     for case in cases:
@@ -86,16 +86,6 @@ def indexed(cases: Sequence[Case], effort: Effort) -> Iterable[Case]:
     """The inputs with other integers and bools in tensors, and the numbers of floating point of the sample."""
     found = [case for case in steered(cases, effort) if case.kind == "value"]
     return found if effort == "thorough" else found[:6]
-
-
-def both(first: Selection, second: Selection) -> Selection:
-    """What one picks, then what only the other picks."""
-
-    def select(cases: Sequence[Case], effort: Effort) -> Iterable[Case]:
-        picked = {id(case): case for case in itertools.chain(first(cases, effort), second(cases, effort))}
-        return picked.values()
-
-    return select
 
 
 @dataclass(frozen=True)
@@ -130,6 +120,7 @@ _CALL = ("test_schema", "test_determinism", "test_uninitialized_memory", "test_s
 _KERNEL = (*_CALL, "test_layouts", "test_writes", "test_batches", "test_permutations")
 _FAKE = ("test_schema", "test_faketensor")
 _COMPILED = (*_CALL, *_FAKE, "test_aot_dispatch_dynamic")
+_DIFFERENTIATED = ("value", "choice", "same", "optional", "padding", "broadcast")  #: kinds of inputs
 _GRADIENTS = (*_KERNEL, "test_autograd_registration", "test_gradients")
 
 #: The checks by name, in the order in which they run: a check whose failures explain those of others comes first. No
@@ -144,7 +135,7 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
         "test_uninitialized_memory": Check(
             determinism.check_memory,
             "results in filled memory against results in memory as it comes",
-            both(of_kinds("size", "dtype", each=4, size=16), steered),
+            of_kinds("size", "dtype", each=4, size=16, also=steered),
             "quick",
         ),
         "test_state": Check(
@@ -233,12 +224,7 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
         "test_gradients": Check(
             gradients.check,
             "gradients against finite differences, and with each other",
-            both(
-                of_kinds(
-                    "value", "choice", "same", "optional", "padding", "broadcast", each=4, number=8, size=8, list=6
-                ),
-                indexed,
-            ),
+            of_kinds(*_DIFFERENTIATED, each=4, number=8, size=8, list=6, also=indexed),
             effort="quick",
             after=(*_KERNEL, "test_autograd_registration"),
         ),
@@ -315,9 +301,4 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
 )
 
 #: The names of the checks that `opcheck` runs by default.
-DEFAULT_CHECKS = (
-    "test_schema",
-    "test_autograd_registration",
-    "test_faketensor",
-    "test_aot_dispatch_dynamic",
-)
+DEFAULT_CHECKS = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")

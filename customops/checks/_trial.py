@@ -94,6 +94,7 @@ class Trial:
     @property
     def kernels(self) -> list[Callable[..., Any]]:
         """The kernels, as far as they are known: those of customops and of `torch.library.custom_op`."""
+        # `torch.library.custom_op` keeps its kernel under the same name as customops.
         found = [getattr(_torch.library.torch_op_of(self.name), "_init_fn", None)]
         if self.custom_op is not None:
             found += self.custom_op._rules.kernel.kernels.values()
@@ -155,11 +156,9 @@ class Trial:
 
     def fault(self, problem: str, got: str, fix: str, **fields: str | None) -> CheckError:
         """The finding that the kernel is wrong, with the place of the one that these inputs go to."""
-        kernels = self.custom_op._rules.kernel.kernels if self.custom_op is not None else {}
+        by_device = self.custom_op._rules.kernel.kernels if self.custom_op is not None else {}
         device = self.tensors[0].device.type if self.tensors else None
-        # `torch.library.custom_op` keeps its kernel under the same name as customops.
-        first = getattr(_torch.library.torch_op_of(self.name), "_init_fn", None)
-        kernel = kernels.get(device) or kernels.get(None) or first
+        kernel = by_device.get(device) or by_device.get(None) or next(iter(self.kernels), None)
         place = None if kernel is None else where(kernel)
         return self.finding(problem, got=got, fix=fix, **{"where": place, **fields})
 

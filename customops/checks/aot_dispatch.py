@@ -172,8 +172,7 @@ def _magnitude(tensor: torch.Tensor) -> torch.Tensor:
 class _Call:
     """A function and its inputs, in the form in which AOTAutograd takes functions: tensors in, a flat list out.
 
-    The function is given copies, made as part of the trace. So it may write to its arguments, which it might not do
-    to the inputs: leaves of autograd refuse to be written.
+    The function is given copies, made as part of the trace: leaves of autograd refuse to be written.
     """
 
     def __init__(

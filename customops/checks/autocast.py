@@ -52,7 +52,28 @@ def check(trial: Trial) -> None:
             "the kernel asks whether autocast is on: let the rule do the casts",
             expected=f"the results for inputs of {rule}",
         )
-    _check_gradients(trial, device)
+    gradients = _gradients(trial)
+    if not gradients:
+        return
+    try:
+        with torch.autocast(device):
+            found = _gradients(trial)
+    except Exception as error:
+        raise trial.finding(
+            "the operator's backward fails under autocast",
+            got=in_short(error),
+            fix="under autocast the formula sees inputs and results of other dtypes than without; it has to return "
+            "gradients of the dtype of the inputs that it saw",
+        ) from error
+    for name, gradient in found.items():
+        if name in gradients and gradient.dtype != gradients[name].dtype:
+            raise trial.finding(
+                "a gradient has another dtype under autocast",
+                argument=name,
+                expected=str(gradients[name].dtype),
+                got=str(gradient.dtype),
+                fix="cast gradients to the dtype of the input",
+            )
 
 
 def _is_cast(tensor: torch.Tensor) -> bool:
@@ -80,31 +101,6 @@ def _compare_with_plain(trial: Trial, device: str, actual: Results, plain: Resul
                 got=f"{name}: {found}",
                 fix="the kernel at the autocast key has to cast its inputs, exclude the key, and call the operator "
                 "again with all of its arguments",
-            )
-
-
-def _check_gradients(trial: Trial, device: str) -> None:
-    plain = _gradients(trial)
-    if not plain:
-        return
-    try:
-        with torch.autocast(device):
-            found = _gradients(trial)
-    except Exception as error:
-        raise trial.finding(
-            "the operator's backward fails under autocast",
-            got=in_short(error),
-            fix="under autocast the formula sees inputs and results of other dtypes than without; it has to return "
-            "gradients of the dtype of the inputs that it saw",
-        ) from error
-    for name, gradient in found.items():
-        if name in plain and gradient.dtype != plain[name].dtype:
-            raise trial.finding(
-                "a gradient has another dtype under autocast",
-                argument=name,
-                expected=str(plain[name].dtype),
-                got=str(gradient.dtype),
-                fix="cast gradients to the dtype of the input",
             )
 
 

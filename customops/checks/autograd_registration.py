@@ -2,11 +2,9 @@
 
 An operator is differentiable through a kernel at an autograd key, or as a composite of differentiable operators. A
 kernel registered for a device (CPU, CUDA, ...) runs below autograd: an autograd.Function called there, or other
-operators, appear to work in eager mode, since nothing stops autograd from recording them, and are lost or recorded
-twice once another transform is involved.
-
-Without an autograd kernel torch hands outputs on as the device's kernel made them. So the operator is run with
-torch's fallback switched off; an output that requires grad then says that autograd was at work below its own key.
+operators, appear to work in eager mode, and are lost or recorded twice once another transform is involved. So the
+operator is run with torch's fallback for autograd switched off: an output that requires grad then says that autograd
+was at work below its own key.
 """
 
 from __future__ import annotations

@@ -1,12 +1,8 @@
 """test_batches, test_pointwise: an element of a result depends on its own elements of the inputs alone.
 
-The elements of a batch have their own results, however many there are.
-
 Which dimensions are batches is learnt. A group of dimensions, of one size and at most one of each tensor, is a batch
 if the operator, called with elements in another order, twice, or mixed with those of another call of the same size,
-gives each the result it had. Then the same has to hold for other sizes: what each element has to give is known from
-the calls of the sample's size. Sizes lie beside powers of two and beyond usual blocks.
-
+gives each the result it had. Then the same has to hold for other sizes, beside powers of two and beyond usual blocks.
 An operator may depend on the size, as one that divides by it: a dimension counts only if two other sizes agree.
 
 Compilers fuse and split ops that are tagged as pointwise as they like. So one element of one input is changed: results

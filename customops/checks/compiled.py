@@ -9,7 +9,8 @@ exported one is saved and loaded before it is called. Each result has to be that
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -34,7 +35,12 @@ def check(trial: Trial, backend: str = "aot_eager", options: dict[str, Any] | No
     trial = _prepared(trial)
     function = _torch.tensors.fresh_copy(_around)
     compiled = torch.compile(function, fullgraph=True, backend=backend, dynamic=True, options=options)
-    for what, changed in _calls(trial):
+    calls = [("", trial), ("on other elements", reordered_values(trial))]
+    for name, value in trial.arguments.items():
+        if isinstance(value, float | bool):
+            other = not value if isinstance(value, bool) else value + 0.5
+            calls.append(("with another number", trial.with_arguments(**{name: other})))
+    for what, changed in itertools.chain(calls, (("with other sizes", each) for each in other_sizes(trial))):
         _compare(compiled, changed, "torch.compile", what)
 
 
@@ -102,8 +108,7 @@ def _prepared(trial: Trial) -> Trial:
 def _around(op: Any, args: Any, kwargs: Any) -> Any:
     copies = [arg.clone() if isinstance(arg, torch.Tensor) else arg for arg in args]
     result = op(*copies, **kwargs)
-    written = [copy.mul_(2) for copy in copies if isinstance(copy, torch.Tensor)]
-    return result, written
+    return result, [copy.mul_(2) for copy in copies if isinstance(copy, torch.Tensor)]
 
 
 class _Around(torch.nn.Module):
@@ -113,18 +118,6 @@ class _Around(torch.nn.Module):
 
     def forward(self, *args: Any) -> Any:
         return _around(self.op, args, self.kwargs)
-
-
-def _calls(trial: Trial) -> Iterator[tuple[str, Trial]]:
-    yield "", trial
-    yield "on other elements", reordered_values(trial)
-    for name, value in trial.arguments.items():
-        if isinstance(value, float):
-            yield "with another number", trial.with_arguments(**{name: value + 0.5})
-        elif isinstance(value, bool):
-            yield "with another number", trial.with_arguments(**{name: not value})
-    for changed in other_sizes(trial):
-        yield "with other sizes", changed
 
 
 def _compare(function: Callable[..., Any], trial: Trial, how: str, what: str) -> None:
@@ -152,10 +145,8 @@ def _run(function: Callable[..., Any], trial: Trial) -> Any:
 def _not_traced(trial: Trial, how: str, error: Exception) -> Exception:
     """The finding, or why it is none, for a function that cannot be compiled."""
     cause: BaseException | None = error
-    needs_data = False
-    while cause is not None:
-        needs_data = needs_data or _torch.tensors.needs_data(cause)
+    while cause is not None and not _torch.tensors.needs_data(cause):
         cause = cause.__cause__
-    if trial.is_builtin or needs_data:
+    if trial.is_builtin or cause is not None:
         return NotExercised(f"{how} does not take the operator: {in_short(error, 200)}")
     return failed_call(trial.name, f"{how} fails on a function that calls the operator", error, fix=_FIX)

@@ -73,33 +73,28 @@ def _compare(real: Trial, *, is_composite: bool = False) -> Any:
                 raise NotExercised("the operator is made of aten operators, and reads the data of one") from error
             if is_untraceable(fake.op):
                 raise NotExercised("the operator is tagged as depending on data, and its fake impl refuses") from error
+        problem = f"{fake.op} fails on fake tensors, and not on real ones"
+        fix = (
+            "a fake impl returns one fake for each return of the schema. It has shapes, strides and dtypes to go by; "
+            "there is no data, and real tensors may not be used"
+        )
         if isinstance(error, MissingFakeError) or _has_no_fake_impl(error):
-            raise failed_call(
-                fake.name,
-                f"{fake.op} has no fake impl, so that nothing that calls it can be traced or compiled",
-                error,
-                fix="register one with register_fake",
-            ) from error
-        raise failed_call(
-            fake.name,
-            f"{fake.op} fails on fake tensors, and not on real ones",
-            error,
-            fix="a fake impl returns one fake for each return of the schema. It has shapes, strides and dtypes to go "
-            "by; there is no data, and real tensors may not be used",
-        ) from error
-    _Comparison(real.name).compare(real, real_outputs, fake, fake_outputs)
+            problem = f"{fake.op} has no fake impl, so that nothing that calls it can be traced or compiled"
+            fix = "register one with register_fake"
+        raise failed_call(fake.name, problem, error, fix) from error
+    _Comparison(real).compare(real_outputs, fake, fake_outputs)
     return real_outputs
 
 
 class _Comparison:
     """Compares the real run of an operator with the fake one, and raises a CheckError at the first difference."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, real: Trial) -> None:
+        self.real = real
         self.sizes: dict[Any, int] = {}  # the real values of the sizes that a fake impl left open
 
-    def compare(self, real: Trial, real_outputs: Any, fake: Trial, fake_outputs: Any) -> None:
-        pairs = list(self._pairs("output", real.by_return(real_outputs), fake.by_return(fake_outputs)))
+    def compare(self, real_outputs: Any, fake: Trial, fake_outputs: Any) -> None:
+        pairs = list(self._pairs("output", self.real.by_return(real_outputs), fake.by_return(fake_outputs)))
         for where, ours, promised in pairs:
             if any(isinstance(ours, kind) != isinstance(promised, kind) for kind in (torch.Tensor, type(None))):
                 raise self._error(f"{where}: the kinds differ", type(ours).__name__, type(promised).__name__)
@@ -111,17 +106,13 @@ class _Comparison:
         outputs = [pair for pair in pairs if isinstance(pair[1], torch.Tensor)]
         inputs = [
             (f"argument {name}", ours, promised)
-            for name, value in real.arguments.items()
-            for ours, promised in zip(tensors_in(value), tensors_in(fake.arguments[name]), strict=True)
+            for (name, _, ours), (_, _, promised) in zip(self.real.named_tensors, fake.named_tensors, strict=True)
         ]
         for one, other in [*itertools.product(outputs, inputs), *itertools.combinations(outputs, 2)]:
             ours, promised = _relation(one[1], other[1]), _relation(one[2], other[2])
             if one[1].numel() and ours != promised:
-                raise self._error(
-                    f"{one[0]} and {other[0]}: the aliasing differs",
-                    f"{one[0]} {ours} {other[0]}",
-                    f"{one[0]} {promised} {other[0]}",
-                )
+                problem = f"{one[0]} and {other[0]}: the aliasing differs"
+                raise self._error(problem, *(f"{one[0]} {relation} {other[0]}" for relation in (ours, promised)))
         for where, ours, promised in inputs:
             self._compare_tensors(f"{where} after the call", ours, promised)
 
@@ -148,13 +139,12 @@ class _Comparison:
         shape: tuple[Any, ...] = tuple(real.shape)
         fake_shape: tuple[Any, ...] = tuple(fake.shape)
         if len(shape) != len(fake_shape) or not all(map(self._agree, fake_shape, shape)):
-            open_sizes = []
-            for size in fake_shape:
-                if isinstance(size, torch.SymInt):
-                    known, bounds = self._known(size)
-                    open_sizes.append(
-                        f"{size} is {known if known.is_number else f'from {bounds.lower} to {bounds.upper}'}"
-                    )
+            open_sizes = [
+                f"{size} is {known if known.is_number else f'from {bounds.lower} to {bounds.upper}'}"
+                for size in fake_shape
+                if isinstance(size, torch.SymInt)
+                for known, bounds in [self._known(size)]
+            ]
             problem = f"{where}: Shapes {shape} and {fake_shape} are not equal"
             raise self._error(problem, shape, ", ".join([str(fake_shape), *open_sizes]))
         if real.layout is not torch.strided or not real.numel():
@@ -189,9 +179,8 @@ class _Comparison:
         return real in bounds
 
     def _error(self, problem: str, real: Any, fake: Any, fix: str | None = None) -> CheckError:
-        return CheckError(
+        return self.real.finding(
             f"the fake impl promises what the operator does not return: {problem}",
-            op=self.name,
             expected=f"{real} (the operator)",
             got=f"{fake} (its fake impl)",
             fix=fix,

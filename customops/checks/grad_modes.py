@@ -17,16 +17,7 @@ from typing import Any
 import torch
 from torch.utils import checkpoint
 
-from customops.checks._derivatives import (
-    Function,
-    Gradients,
-    Ordinary,
-    Tensors,
-    differentiable_inputs,
-    gradients_of,
-    recording,
-    refuses_gradients,
-)
+from customops.checks._derivatives import Gradients, Ordinary, Tensors, differentiable, gradients_of, refuses_gradients
 from customops.checks._outcome import in_short
 from customops.checks._runs import difference
 from customops.checks._trial import Trial
@@ -40,14 +31,24 @@ _FORMULA = "have the formula use nothing but what ctx has saved and the gradient
 
 
 def check(trial: Trial) -> None:
-    with recording():
-        function = Function.of(trial)
-        _Modes(function, differentiable_inputs(function)).run()
+    with differentiable(trial) as (function, wanted):
+        _Modes(function, wanted).run()
 
 
 class _Modes(Ordinary):
     def run(self) -> None:
-        self._compare_values()
+        ordinary = [output.detach() for output in self.recorded.outputs]
+        for name, mode in (("torch.no_grad()", torch.no_grad), ("torch.inference_mode()", torch.inference_mode)):
+            with mode():
+                outputs = self.function(self.function.values)
+                recorded = any(output.requires_grad for output in outputs)
+                differs = difference([output.detach() for output in outputs], ordinary, rtol=self.rtol)
+            if differs:
+                problem = f"the result under {name} is not that where gradients are recorded"
+                raise self.function.fault(problem, "the same", differs, _FORMULA)
+            if recorded:
+                fix = "do not switch recording on in the kernel"
+                raise self.function.fault(f"the result requires grad under {name}", "requires_grad=False", "True", fix)
         if not self.settle():
             return
         self._compare("once backward has run again: it returns memory that it uses again", self._kept, _BUFFER)
@@ -79,20 +80,6 @@ class _Modes(Ordinary):
             for chosen in itertools.combinations(self.wanted, size):
                 labels = " and ".join(self.function.inputs[i].label for i in chosen)
                 self.compare_choice(chosen, f"gradients are other ones where {labels} alone")
-
-    def _compare_values(self) -> None:
-        ordinary = [output.detach() for output in self.recorded.outputs]
-        for name, mode in (("torch.no_grad()", torch.no_grad), ("torch.inference_mode()", torch.inference_mode)):
-            with mode():
-                outputs = self.function(self.function.values)
-                recorded = any(output.requires_grad for output in outputs)
-                differs = difference([output.detach() for output in outputs], ordinary, rtol=self.rtol)
-            if differs:
-                problem = f"the result under {name} is not that where gradients are recorded"
-                raise self.function.fault(problem, "the same", differs, _FORMULA)
-            if recorded:
-                fix = "do not switch recording on in the kernel"
-                raise self.function.fault(f"the result requires grad under {name}", "requires_grad=False", "True", fix)
 
     def _compare(
         self, how: str, gradients_of: Callable[[Tensors], Gradients | None], fix: str, *, may_raise: bool = False

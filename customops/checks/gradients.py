@@ -5,10 +5,9 @@ gradient (for v as the gradient of the outputs) with u is that of v with the slo
 cannot be trusted, at a kink or a jump, a point nearby is tried. After a mismatch each input and each output is tried
 alone, with several steps, and all of these have to agree before it is reported.
 
-Before that, gradients are compared with each other, however they are asked for: the same again, in another memory
-layout, of each output alone, of each input alone. This finds a backward that depends on what it must not depend on, and
-one that writes to tensors that are not its own. Where there is a reference function, gradients are compared with those
-of it, too.
+Before that, gradients are compared however they are asked for: again, in another memory layout, of each output alone,
+of each input alone. This finds a backward that depends on what it must not depend on, and one that writes to tensors
+that are not its own. Where there is a reference function, gradients are compared with those of it, too.
 """
 
 from __future__ import annotations
@@ -29,13 +28,12 @@ from customops.checks._derivatives import (
     Tensors,
     Verdict,
     are_finite,
-    differentiable_inputs,
+    differentiable,
     formula_may_fail,
     generator,
     inner,
     only,
     random_like,
-    recording,
     scale_of,
     shifted,
 )
@@ -52,9 +50,7 @@ _MANY = 8  #: outputs: with more, an input is tried with all at once before it i
 
 
 def check(trial: Trial) -> None:
-    with recording():
-        function = Function.of(trial)
-        wanted = differentiable_inputs(function)
+    with differentiable(trial) as (function, wanted):
         _Relations(function, wanted).run()  # first: a backward that writes spoils the rest
         verdict = _Comparison(function, wanted).run()
         if not _compare_with_reference(function, wanted) and verdict != "agrees":
@@ -143,9 +139,7 @@ class _Comparison(Differences):
             return "unclear"
         try:
             with formula_may_fail(self.function, "backward fails"):
-                recorded = Recorded(self.function, point, self.wanted)
-                cotangents = recorded.cotangents(self.numbers)
-                gradients = recorded.gradients(cotangents)
+                cotangents, gradients = self.gradients_at(point)
         except NotExercised:
             return "unclear"
         return self.judge(found, cotangents, gradients, direction)
@@ -156,10 +150,8 @@ class _Comparison(Differences):
         direction = [u if i in self.wanted else torch.zeros_like(u) for i, u in enumerate(ones)]
         if self._verdict(point, direction) != "differs":
             return
-        recorded = Recorded(self.function, point, self.wanted)
-        for k in recorded.tracked:
-            cotangents = recorded.cotangents(self.numbers, [k])
-            gradients = recorded.gradients(cotangents)
+        for k in Recorded(self.function, point, self.wanted).tracked:
+            cotangents, gradients = self.gradients_at(point, [k])
             if any(gradients[i] is None for i in self.wanted):
                 continue  # of these nothing is said, or has been said
             if self.differs(point, cotangents, gradients, direction):
@@ -173,12 +165,12 @@ class _Comparison(Differences):
     def _confirm(self, point: Tensors) -> str | None:
         """Find the input, and the output, of which the gradient is wrong, and raise; or why it is no fault."""
         doubts: list[str] = []
+        tracked = Recorded(self.function, point, self.wanted).tracked
         for i in self.wanted:
-            recorded = Recorded(self.function, point, self.wanted)
-            if len(recorded.tracked) > _MANY and self._wrong_gradients(i, recorded.tracked, recorded, point) is None:
+            if len(tracked) > _MANY and self._wrong_gradients(i, tracked, point) is None:
                 continue
-            for k in recorded.tracked:
-                wrong = self._wrong_gradients(i, [k], recorded, point)
+            for k in tracked:
+                wrong = self._wrong_gradients(i, [k], point)
                 exempt = self._exemption(i, k, point, *wrong) if wrong is not None else None
                 if wrong is not None and exempt is None:
                     raise self._error(i, k, point)
@@ -187,12 +179,9 @@ class _Comparison(Differences):
                     return exempt
         return doubts[-1] if doubts else None
 
-    def _wrong_gradients(
-        self, i: int, of: Sequence[int], recorded: Recorded, point: Tensors
-    ) -> tuple[Gradients, Gradients] | None:
+    def _wrong_gradients(self, i: int, of: Sequence[int], point: Tensors) -> tuple[Gradients, Gradients] | None:
         """Gradients of some outputs, and those of the inputs for them, if that of input `i` is wrong."""
-        cotangents = recorded.cotangents(self.numbers, of)
-        gradients = recorded.gradients(cotangents)
+        cotangents, gradients = self.gradients_at(point, of)
         is_wrong = all(self.differs(point, cotangents, gradients, self.direction([i])) for _ in range(2))
         return (cotangents, gradients) if is_wrong else None
 
@@ -231,8 +220,7 @@ class _Comparison(Differences):
         if wrong is None or math.isclose(wrong[0], wrong[1], rel_tol=1e-3):
             # Wrong elements may cancel in the sum, as where two are exchanged: weigh the outputs at random.
             wrong = self._worst_element(i, k, point, ones=False) or wrong
-        recorded = Recorded(self.function, point, self.wanted)
-        gradient = recorded.gradients(recorded.cotangents(self.numbers, [k]))[i]
+        gradient = self.gradients_at(point, [k])[1][i]
         if gradient is None or not bool((gradient != 0).any()):
             of_output = f" for output {k}" if len(self.function.base) > 1 else ""
             problem = f"backward gives {label} no gradient{of_output}, though the result depends on it"

@@ -16,25 +16,15 @@ from customops.checks._inputs import as_ordinary, is_ordinary, is_plain, tensors
 from customops.checks._outcome import NotExercised, SchemaCheckError, require
 from customops.checks._runs import attempt, call, compare, difference, results_in, steady_results
 from customops.checks._trial import Trial
-from customops.checks._variants import (
-    are_plain,
-    can_surround,
-    is_about_storages,
-    like,
-    reordered_values,
-    surrounded,
-)
+from customops.checks._variants import are_plain, can_surround, is_about_storages, like, reordered_values, surrounded
 from customops.errors import CheckError
 
 # ----------------------------------------------------------------------------------------------------------------------
 # test_layouts: values do not depend on where elements lie, and what lies between and around them stays as it is.
 #
 # An input that is transposed, sliced, aligned otherwise, or a conjugate or negative view has the values of a contiguous
-# tensor. Both have to give the same results. Operators whose results are random, or differ between equal calls, are not
-# compared, nor are those of torch that are about strides.
-#
-# The bytes of a storage that are no elements of its view are nobody's: the operator has to leave them, however it
-# writes the view. Each tensor of a call lies in a larger storage, with a margin before and after it.
+# tensor: both have to give the same results. The bytes of a storage that are no elements of its view are nobody's: the
+# operator has to leave them, however it writes the view.
 
 #: Operators that read strides, or memory beyond a view, on purpose.
 _ABOUT_STRIDES = ("aten::as_strided", "aten::_reshape_alias", "aten::set_", "aten::resize", "prims::as_strided")
@@ -68,15 +58,14 @@ def check(trial: Trial) -> None:
             ties=True,
             rounding=True,
         )
-    # What is written is put into larger storages.
     written = trial.mutated
+    if not written:
+        return
 
     def can_be_moved(name: str, tensor: torch.Tensor) -> bool:
         is_alone = name in written and is_plain(tensor) and not tensor.is_conj()
         return is_alone and tensor.numel() > 0 and not _memory.overlaps_itself(tensor)
 
-    if not written:
-        return
     moved, written_outside = surrounded(trial.copy(), 0x35, can_be_moved)
     try:
         call(moved)
@@ -104,7 +93,7 @@ def check(trial: Trial) -> None:
 # stay, and a version counter that autograd goes by.
 #
 # test_declared_writes: what the schema declares as written is written, in one of several calls with other values, as it
-# may depend on the data. Samples are what it is judged on: of what is derived of them, much leaves nothing to write.
+# may depend on the data. It runs on samples alone: much of what is derived of them leaves nothing to write.
 
 
 def check_writes(trial: Trial) -> None:

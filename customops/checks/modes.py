@@ -1,12 +1,8 @@
 """test_modes: the operator gives the same result however it is called.
 
-As it is; under a dispatch mode and a function mode that only pass calls on; in inference mode; below ``no_grad``; from
-another thread; on tensors that are parameters, instances of a subclass of Tensor, or wrapped by a subclass with
-``__torch_dispatch__``; through ``torch.func.functionalize``. None of these is to change a value. The last two may be
-refused: an operator need not know all subclasses. The others are met everywhere, and an exception there is a finding.
-
-A rule for a dispatch mode (register_torch_dispatch) may do what it likes. But one that changes no result here has to
-change none with other numbers or choices.
+Below are the ways (`_WAYS`), and which of them may be refused, since an operator need not know all subclasses; the
+others are met everywhere, and an exception there is a finding. A rule for a dispatch mode (register_torch_dispatch) may
+do what it likes. But one that changes no result here has to change none with other numbers or choices.
 """
 
 from __future__ import annotations

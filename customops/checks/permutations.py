@@ -1,10 +1,8 @@
 """test_permutations: where the order of elements has no part in a result, it has none for other sizes either.
 
-Which dimensions are without order is learnt. A group of dimensions, of one size and at most one of each tensor, is
-so if the operator, called with its elements in another order, gives the same results (a sum, a maximum) or the same
-in that order (softmax), for several orders and values of the sample's size. Then the same has to hold for other sizes.
-
-An operator may work in blocks, and has an order for all sizes beyond a block. So a size counts as wrong only if a
+Which dimensions are without order is learnt: as in test_batches, but results are the same (a sum, a maximum), or the
+same in that order (softmax), for several orders and values of the sample's size. Then the same has to hold for other
+sizes. An operator that works in blocks has an order for all sizes beyond a block. So a size counts as wrong only if a
 larger one is right, as for a kernel that forgets what is left over from whole blocks. Sums are compared in float64,
 where the operator takes it.
 """

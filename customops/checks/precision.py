@@ -6,13 +6,10 @@ learnt: the wider call on inputs that are changed by what the narrower dtype res
 there. Sums of many elements in a dtype of 16 bits must not stand still. Elements that are not finite in the narrower
 dtype are left out, and results of integers, which may be steps.
 
-The other way round, a result in float64 has to depend on more of its inputs than float32 resolves.
-
-And float32 has to give an answer wherever the problem has one. Some formulas are right on paper and overflow on the
-way, for values that are nothing special: the logarithm of a sum of exponentials for values in the hundreds. So the
-operator runs on such values, in float32 and in float64. Results beside poles, and those beyond the range in which
-float32 is at ease, are left out. Digits that are lost in a difference, as by exp(x) - 1 near zero, are no finding: many
-right operators do so.
+The other way round, a result in float64 has to depend on more of its inputs than float32 resolves. And float32 has to
+give an answer wherever the problem has one: some formulas are right on paper and overflow on the way, such as the
+logarithm of a sum of exponentials for values in the hundreds. Results beyond the range in which float32 is at ease are
+left out. Digits that are lost in a difference, as by exp(x) - 1 near zero, are no finding: many right operators do so.
 """
 
 from __future__ import annotations
@@ -30,7 +27,7 @@ from customops.checks._runs import (
     first_difference,
     is_tie_of_indices,
     nudge,
-    nudges,
+    results_near,
     steady_results,
     tolerance_of,
 )
@@ -110,7 +107,7 @@ def check_stability(trial: Trial) -> None:
         tried = True
         if not (~actual.isfinite() & (truth.abs() < _ORDINARY)).any():
             continue
-        near = [found[name] for found in _results_near(wide, torch.float32)]
+        near = [found[name] for found in results_near(wide, torch.float32)]
         if not all(other.shape == truth.shape for other in near):
             continue
         wrong = ~actual.isfinite() & (torch.stack([truth, *near]).abs().amax(0) < _ORDINARY)
@@ -207,7 +204,7 @@ def _compare_with_wider(trial: Trial, dtype: torch.dtype, expected: Results) -> 
         return False
     wide_dtype, wide, truth = accepted
     names = [name for name, value in truth.items() if _is_floating(value) and _is_floating(expected[name])]
-    near = _results_near(wide, dtype) if names else []
+    near = results_near(wide, dtype) if names else []
     for name in names:
         found = _beyond(expected[name], truth[name], [results[name] for results in near], dtype)
         if found:
@@ -223,12 +220,6 @@ def _compare_with_wider(trial: Trial, dtype: torch.dtype, expected: Results) -> 
 
 def _is_floating(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.is_floating_point() and value.layout is torch.strided
-
-
-def _results_near(trial: Trial, dtype: torch.dtype) -> list[Results]:
-    """The results of calls on inputs that are changed by what a dtype resolves."""
-    found = [attempt(trial.map_tensors(change)) for change in nudges(torch.finfo(dtype).eps)]
-    return [results for results in found if results is not None]
 
 
 def _beyond(actual: torch.Tensor, truth: torch.Tensor, near: list[torch.Tensor], dtype: torch.dtype) -> str | None:

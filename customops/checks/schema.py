@@ -64,7 +64,7 @@ def _judge(trial: Trial) -> Any:
     """Call an operator; returns what it returned, if the schema is true of the call."""
     inputs = {name: tensors_in(value) for name, value in trial.arguments.items()}
     unwritten = [(name, tensor) for name in inputs if name not in trial.mutated for tensor in inputs[name]]
-    watched = [(name, tensor, _watched(tensor)) for name, tensor in unwritten]
+    before = [(name, tensor, _snapshot(tensor)) for name, tensor in unwritten]
     # torch does not let a view be made twice over.
     with contextlib.nullcontext() if trial.schema.is_view else _torch.autograd.count_versions():
         outputs = trial.op(*trial.args, **trial.kwargs)
@@ -92,7 +92,7 @@ def _judge(trial: Trial) -> Any:
                 fix=f"return a new view, e.g. {same[0]}.view_as({same[0]})",
             )
 
-    for name, tensor, change_of in watched:
+    for name, tensor, change_of in before:
         change = change_of()
         # It may have been passed, whole or in part, as an argument that may be written, too.
         if change and not any(_memory.overlap(tensor, other) for other in tensors_in(trial.mutated)):
@@ -131,7 +131,7 @@ def _error(trial: Trial, problem: str, **fields: str) -> CheckError:
     return SchemaCheckError(problem, op=trial.name, expected=str(_torch.schema.schema_of(trial.op)), **fields)
 
 
-def _watched(tensor: torch.Tensor) -> Callable[[], str | None]:
+def _snapshot(tensor: torch.Tensor) -> Callable[[], str | None]:
     """A function that says what has happened to a tensor since, or None."""
 
     def shape_now() -> tuple[Any, ...]:
@@ -147,12 +147,12 @@ def _watched(tensor: torch.Tensor) -> Callable[[], str | None]:
     def change() -> str | None:
         if shape_now() != shape:
             return f"(size, stride, offset) was {shape}, is {shape_now()}"
-        for before, part in zip(bits, _memory.parts(tensor), strict=True):
-            after = _memory.bits(part)
-            if before.shape != after.shape:
+        for old, part in zip(bits, _memory.parts(tensor), strict=True):
+            new = _memory.bits(part)
+            if old.shape != new.shape:
                 return "it has another number of nonzero elements"
-            if not torch.equal(before, after):
-                differs = before != after
+            if not torch.equal(old, new):
+                differs = old != new
                 changed = (differs if differs.dim() == part.dim() else differs.any(-1)).nonzero().tolist()
                 return f"{len(changed)} of {part.numel()} elements changed, the first at index {tuple(changed[0])}"
         if _torch.autograd.version_of(tensor) != version:

@@ -17,12 +17,11 @@ from customops.checks._derivatives import (
     Gradients,
     Recorded,
     Tensors,
-    differentiable_inputs,
+    differentiable,
     formula_may_fail,
     gradients_of,
     only,
     random_like,
-    recording,
     shifted,
 )
 from customops.checks._outcome import NotExercised, in_short, require
@@ -31,9 +30,8 @@ from customops.errors import CheckError
 
 
 def check(trial: Trial) -> None:
-    with recording():
-        function = Function.of(trial)
-        _Second(function, differentiable_inputs(function)).run()
+    with differentiable(trial) as (function, wanted):
+        _Second(function, wanted).run()
 
 
 class _Second(Differences):
@@ -58,8 +56,11 @@ class _Second(Differences):
             if verdict == "agrees":
                 return
             for i in self.wanted if verdict == "differs" else ():
+                of_one = only(random_like(point[: self.count], self.numbers), [i])
+                second = self._second(point, of_one)
                 for j in moving:
-                    if all(self._is_wrong(point, i, j, symmetric) for symmetric in (False, True)):
+                    directions = [self.direction([j], symmetric=symmetric) for symmetric in (False, True)]
+                    if all(self.differs(point, of_one, second, direction) for direction in directions):
                         raise self._error(point, i, j)
         raise NotExercised("the second derivative cannot be compared: the gradient is not smooth here, or too steep")
 
@@ -92,11 +93,6 @@ class _Second(Differences):
             raise
         except Exception as error:  # loud, as it should be
             raise NotExercised(f"the operator cannot be differentiated twice: {in_short(error, 200)}") from error
-
-    def _is_wrong(self, point: Tensors, i: int, j: int, symmetric: bool) -> bool:
-        """Is the gradient of input `i` wrongly differentiated by the tensor `j` of the point?"""
-        weights = only(random_like(point[: self.count], self.numbers), [i])
-        return self.differs(point, weights, self._second(point, weights), self.direction([j], symmetric=symmetric))
 
     def _error(self, point: Tensors, i: int, j: int) -> CheckError:
         second = self._second(point, only([torch.ones_like(x) for x in point[: self.count]], [i]))[j]

@@ -59,7 +59,25 @@ def _compare(patience: float, *workers: _Worker) -> None:
         sys.setswitchinterval(interval)
         torch.set_default_dtype(dtype)  # two calls that set it back, one after the other, may leave it changed
     for worker in workers:
-        worker.judge()
+        if worker.is_stuck:
+            raise worker.trial.fault(
+                "two calls at the same time, in two threads, do not end",
+                got="each waits for the other, though calls one after the other return soon",
+                fix="take locks in one order, and hold none that another thread needs to go on",
+            )
+        if worker.error is not None:
+            raise worker.trial.fault(
+                "the operator fails in a thread other than the main one, or beside another call",
+                got=in_short(worker.error),
+                fix="use nothing that belongs to one thread, or is set in one thread only",
+            ) from worker.error
+        if worker.found:
+            raise worker.trial.fault(
+                "two calls at the same time, in two threads, have other results than one after the other",
+                got=": ".join(worker.found),
+                fix="keep nothing between the steps of a call in globals or attributes: use local variables, "
+                "threading.local() or a lock",
+            )
 
 
 class _Worker:
@@ -78,7 +96,7 @@ class _Worker:
         sys.settrace(self._trace)  # of this thread
         try:
             results = [results_in(call, call.op(*call.args, **call.kwargs)) for call in self.calls]
-        except Exception as error:  # of the operator; `judge` raises it
+        except Exception as error:  # of the operator; `_compare` raises it
             self.error = error
             return
         finally:
@@ -94,24 +112,3 @@ class _Worker:
             self.pauses -= 1
             time.sleep(_PAUSE)
         return self._trace
-
-    def judge(self) -> None:
-        if self.is_stuck:
-            raise self.trial.fault(
-                "two calls at the same time, in two threads, do not end",
-                got="each waits for the other, though calls one after the other return soon",
-                fix="take locks in one order, and hold none that another thread needs to go on",
-            )
-        if self.error is not None:
-            raise self.trial.fault(
-                "the operator fails in a thread other than the main one, or beside another call",
-                got=in_short(self.error),
-                fix="use nothing that belongs to one thread, or is set in one thread only",
-            ) from self.error
-        if self.found:
-            raise self.trial.fault(
-                "two calls at the same time, in two threads, have other results than one after the other",
-                got=": ".join(self.found),
-                fix="keep nothing between the steps of a call in globals or attributes: use local variables, "
-                "threading.local() or a lock",
-            )

@@ -1,11 +1,9 @@
 """test_vmap: `torch.vmap` of the operator gives what a loop over the batch gives.
 
-Each tensor is batched alone, and all together, along the first dimension, the last, and different ones; with a batch of
-one; with the batch of results put last; in two levels; in chunks. The elements of a batch are the sample with its
-elements in another order. Where the operator has a gradient, the gradients of the elements are compared, too.
-
-The loop is the definition of vmap, so any difference beyond rounding is a fault of the vmap rule. A rule may refuse: an
-exception that it raises on purpose is no finding. One that comes about in its code, on a batch that it should take, is.
+The elements of a batch are the sample with its elements in another order; `_plans` lists the ways to batch them. Where
+the operator has a gradient, the gradients of the elements are compared, too. The loop is the definition of vmap, so any
+difference beyond rounding is a fault of the vmap rule. A rule may refuse: an exception that it raises on purpose is no
+finding. One that comes about in its code, on a batch that it should take, is.
 """
 
 from __future__ import annotations

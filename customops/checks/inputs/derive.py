@@ -10,6 +10,7 @@ from dataclasses import replace
 import torch
 
 from customops.checks._trial import EFFORTS, Case, Effort, Kind, Trial
+from customops.checks.inputs import shapes, values
 from customops.checks.inputs.parts import (
     NORMAL,
     QUICK,
@@ -22,9 +23,6 @@ from customops.checks.inputs.parts import (
     resized,
     with_argument,
 )
-from customops.checks.inputs.shapes import ODD_STRIDES, ROWS_APART, in_layout, layouts, sizes
-from customops.checks.inputs.structure import devices, lists, optionals, same
-from customops.checks.inputs.values import as_dtype, dtypes, in_words, name_of, numbers, padding, values
 
 
 def derive(
@@ -52,12 +50,12 @@ def _declared(parts: Parts, rank: int) -> Iterator[Case]:
         name, _, aspect = key.rpartition(".") if key.endswith((".dtype", ".shape")) else (key, "", "")
         for value in parts.variation.values(key, given.get(key)) if not aspect else ():
             kind: Kind = "choice" if isinstance(value, bool | str | torch.dtype) else "number"
-            yield Case(with_argument(parts.trial, name, value), kind, f"{name}={in_words(value)}")
+            yield Case(with_argument(parts.trial, name, value), kind, f"{name}={values.in_words(value)}")
         for spot in (spot for spot in parts.spots if aspect and spot.argument == name):
             for new in parts.variation.values(key, getattr(spot.tensor, aspect)):
                 if aspect == "dtype":
-                    change: Change = functools.partial(as_dtype, dtype=new)
-                    yield from parts.cases([spot], change, "dtype", f"{spot.label}: {name_of(new)}")
+                    change: Change = functools.partial(values.as_dtype, dtype=new)
+                    yield from parts.cases([spot], change, "dtype", f"{spot.label}: {values.name_of(new)}")
                 else:
                     change = functools.partial(resized, shape=new, seed=spot.seed)
                     yield from parts.cases([spot], change, "size", f"{spot.label}: shape {tuple(new)}")
@@ -66,34 +64,47 @@ def _declared(parts: Parts, rank: int) -> Iterator[Case]:
 def _pairs(parts: Parts, rank: int) -> Iterator[Case]:
     """Two changes at once."""
     if rank == NORMAL:
-        yield from _both(parts, sizes, layouts, at_most=2)
+        yield from _both(parts, shapes.sizes, shapes.layouts, at_most=2)
         # Rows of an odd size, with gaps in between: a kernel that works on whole vectors reaches into these.
-        yield from _both(parts, sizes, lambda of, _: in_layout(of, ROWS_APART), at_most=1)
+        yield from _both(parts, shapes.sizes, lambda of, _: shapes.in_layout(of, shapes.ROWS_APART), at_most=1)
         # A dimension of one element, whose stride means nothing, beside larger ones.
-        for case in itertools.chain(sizes(parts, QUICK), sizes(parts, NORMAL)):
-            shapes = [tensor.shape for tensor in case.trial.tensors]
-            keeps_ranks = list(map(len, shapes)) == [tensor.dim() for tensor in parts.trial.tensors]
-            has_ones = any(1 in shape and max(shape) > 1 for shape in shapes)
-            if keeps_ranks and has_ones and not any(0 in shape for shape in shapes):
-                yield from _changed(case, in_layout(Parts(case.trial, parts.variation), ODD_STRIDES))
+        for case in itertools.chain(shapes.sizes(parts, QUICK), shapes.sizes(parts, NORMAL)):
+            found = [tensor.shape for tensor in case.trial.tensors]
+            keeps_ranks = list(map(len, found)) == [tensor.dim() for tensor in parts.trial.tensors]
+            has_ones = any(1 in shape and max(shape) > 1 for shape in found)
+            if keeps_ranks and has_ones and not any(0 in shape for shape in found):
+                yield from _changed(case, shapes.in_layout(Parts(case.trial, parts.variation), shapes.ODD_STRIDES))
                 break
-        for case in dtypes(parts, QUICK):  # many elements of a dtype that resolves little
+        for case in values.dtypes(parts, QUICK):  # many elements of a dtype that resolves little
             if any(tensor.dtype is torch.bfloat16 for tensor in case.trial.tensors):
-                large = itertools.islice(sizes(Parts(case.trial, parts.variation), THOROUGH), 1)
+                large = itertools.islice(shapes.sizes(Parts(case.trial, parts.variation), THOROUGH), 1)
                 yield from (replace(other, kind="dtype") for other in _changed(case, large))
     elif rank == THOROUGH:
-        for first in (sizes, dtypes, lists, numbers, optionals):
-            yield from _both(parts, first, layouts, at_most=8)
-        yield from _both(parts, dtypes, sizes, at_most=4)
-        yield from _both(parts, numbers, sizes, at_most=16)
-        yield from _both(parts, numbers, dtypes, at_most=8)
-        yield from _both(parts, dtypes, values, at_most=4)
+        for first in (shapes.sizes, values.dtypes, values.lists, values.numbers, values.optionals):
+            yield from _both(parts, first, shapes.layouts, at_most=8)
+        yield from _both(parts, values.dtypes, shapes.sizes, at_most=4)
+        yield from _both(parts, values.numbers, shapes.sizes, at_most=16)
+        yield from _both(parts, values.numbers, values.dtypes, at_most=8)
+        yield from _both(parts, values.dtypes, values.values, at_most=4)
 
 
 #: What makes inputs: those of a rank, in an order of its own.
 Subject = Callable[[Parts, int], Iterator[Case]]
 
-_SUBJECTS = (_declared, sizes, layouts, numbers, optionals, lists, dtypes, values, padding, same, devices, _pairs)
+_SUBJECTS = (
+    _declared,
+    shapes.sizes,
+    shapes.layouts,
+    values.numbers,
+    values.optionals,
+    values.lists,
+    values.dtypes,
+    values.values,
+    values.padding,
+    values.same,
+    values.devices,
+    _pairs,
+)
 
 
 def _both(parts: Parts, first: Subject, second: Subject, at_most: int) -> Iterator[Case]:

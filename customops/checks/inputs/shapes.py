@@ -220,15 +220,6 @@ def _permuted(tensor: torch.Tensor, dims: Sequence[int]) -> torch.Tensor | None:
     return None if len(moved) < 2 or new.stride() == tensor.stride() else new
 
 
-def _transposed(tensor: torch.Tensor) -> torch.Tensor | None:
-    rank = tensor.dim()
-    return _permuted(tensor, [*range(rank - 2), rank - 1, rank - 2]) if rank > 1 else None
-
-
-def _reversed(tensor: torch.Tensor) -> torch.Tensor | None:
-    return _permuted(tensor, range(tensor.dim())[::-1]) if tensor.dim() > 2 else None
-
-
 def _sliced(tensor: torch.Tensor) -> torch.Tensor | None:
     """With other elements between those of the tensor."""
     if not tensor.dim() or not tensor.numel():
@@ -294,11 +285,11 @@ ODD_STRIDES = "with odd strides of dimensions of size 1"
 ROWS_APART = "with gaps between the rows"
 
 _LAYOUTS: Mapping[str, Change] = {
-    "transposed": _transposed,
+    "transposed": lambda x: _permuted(x, [*range(x.dim() - 2), x.dim() - 1, x.dim() - 2]) if x.dim() > 1 else None,
     "with a step of 2": _sliced,
     "at an odd storage offset": lambda tensor: _amid(1, 1, tensor) if tensor.numel() else None,
     "expanded": _expanded,
-    "with its dimensions reversed in memory": _reversed,
+    "with its dimensions reversed in memory": lambda x: _permuted(x, range(x.dim())[::-1]) if x.dim() > 2 else None,
     "channels last": _channels_last,
     ROWS_APART: _rows_apart,
     "a conjugate view": lambda tensor: tensor.resolve_conj().conj_physical().conj() if tensor.is_complex() else None,
