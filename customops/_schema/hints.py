@@ -89,7 +89,7 @@ class HintReader:
 
     def _part(self, hint: Any, name: str, path: str) -> Node | None:
         bare, metadata = strip(hint)
-        metadata += tuple(_said_of_items(bare))
+        metadata += tuple(_marks_of_items(bare))
         found = None if isinstance(bare, (list, dict, set)) else self._node(bare, metadata, name, path)
         return None if found is None else self._marked(found, metadata)
 
@@ -290,14 +290,14 @@ class HintReader:
             self.fail(f"{problem}: {type(error).__name__}: {error}", fix=fix)
 
 
-def _said_of_items(hint: Any) -> Iterator[Any]:
-    """What is said of a member of a union, or of the items of a list: it holds for the whole."""
+def _marks_of_items(hint: Any) -> Iterator[Any]:
+    """The marks on a member of a union, or on the items of a list: they hold for the whole."""
     origin, items = typing.get_origin(hint), typing.get_args(hint)
     if origin in (Union, types.UnionType, *_SEQUENCES) or (origin is tuple and items[-1:] == (...,)):
         for item in items:
             bare, metadata = strip(item)
             yield from (each for each in metadata if each is Mutates or isinstance(each, (Mutates, SameAs)))
-            yield from _said_of_items(bare)
+            yield from _marks_of_items(bare)
 
 
 def _written(node: Node) -> Node:
