@@ -16,6 +16,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -120,13 +121,11 @@ def _fake_of(op: str, schema: Schema, profiles: Iterable[OpProfile]) -> Callable
         found = _inputs(TensorMetadata.maybe_from_tensor(value) for value in (*args, *kwargs.values()))
         outputs = recorded.get(found, set())
         if len(outputs) != 1:
-            raise MissingOpProfile(
-                "its profiles contradict each other for these inputs" if outputs else "no profile has these inputs",
-                op=op,
-                expected=" or ".join(map(_show, recorded)) or "nothing: there is no profile",
-                got=_show(found),
-                fix=fix,
+            expected = " or ".join(map(_show, recorded)) or "nothing: there is no profile"
+            problem = (
+                "its profiles contradict each other for these inputs" if outputs else "no profile has these inputs"
             )
+            raise MissingOpProfile(problem, op=op, expected=expected, got=_show(found), fix=fix)
         (output,) = outputs
         if isinstance(output, TensorMetadata):
             return _make_tensor(output)
@@ -319,8 +318,7 @@ def save_op_profiles(op_profiles: Profiles, f: File) -> None:
     """
     data = generate_yaml_from_profiles(op_profiles).encode()
     if isinstance(f, (str, os.PathLike)):
-        with open(f, "wb") as file:
-            file.write(data)
+        Path(f).write_bytes(data)
     elif hasattr(f, "write"):
         f.write(data)
     else:
@@ -334,8 +332,7 @@ def load_op_profiles(f: File) -> dict[str, set[OpProfile]]:
         ProfileError: `f` is neither; or see `read_profiles_from_yaml`.
     """
     if isinstance(f, (str, os.PathLike)):
-        with open(f, "rb") as file:
-            data = file.read()
+        data = Path(f).read_bytes()
     elif not hasattr(f, "read") or not isinstance(data := f.read(), bytes):
         raise ProfileError("there is no file", expected=_FILES, got=brief(f))
     try:

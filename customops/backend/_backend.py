@@ -144,9 +144,8 @@ class Backend:
         """
         host = self.host(tensor)
         if host.is_conj() or host.is_neg():
-            raise UnsupportedError(
-                "NumPy has no lazily conjugated or negated arrays", op="numpy()", fix="x.resolve_conj().resolve_neg()"
-            )
+            problem = "NumPy has no lazily conjugated or negated arrays"
+            raise UnsupportedError(problem, op="numpy()", fix="x.resolve_conj().resolve_neg()")
         try:
             return host.numpy()
         except TypeError as error:
@@ -171,9 +170,8 @@ class Backend:
             flags = getattr(array, "flags", None)
             if flags is not None and not flags.writeable:
                 fix = "wrap(array.copy())"
-                raise BackendError(
-                    "wrap() shares memory, which ops may write to", got="a read-only NumPy array", fix=fix
-                )
+                problem = "wrap() shares memory, which ops may write to"
+                raise BackendError(problem, got="a read-only NumPy array", fix=fix)
             try:
                 host = torch.from_numpy(array)
             except (TypeError, ValueError) as error:
@@ -185,11 +183,8 @@ class Backend:
         try:
             return self._memory.adopt(self._memory.plain(value), index)
         except UnsupportedError as error:
-            raise WrongDeviceError(
-                "wrap() takes plain memory of the CPU",
-                op=self.name,
-                got=f"a tensor on {value.device}, {value.layout}, {value.dtype}",
-            ) from error
+            got = f"a tensor on {value.device}, {value.layout}, {value.dtype}"
+            raise WrongDeviceError("wrap() takes plain memory of the CPU", op=self.name, got=got) from error
 
     def memory_allocated(self, index: int | str | torch.device = 0) -> int:
         """The memory of all live tensors on a device, in bytes."""

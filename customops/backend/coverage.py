@@ -152,8 +152,6 @@ def _equal(there: Any, here: Any) -> bool:
 
 
 def _moved(sample: Any, name: str) -> Any:
-    """A copy of the inputs on the CPU."""
-
     def on_cpu(value: Any) -> Any:
         if isinstance(value, Tensor):
             return value.detach().cpu().requires_grad_(value.requires_grad)
@@ -288,9 +286,8 @@ def _require_backend(target: str, error: BaseException | None) -> Backend:
         return backend
     if error is not None:
         raise BackendError(f"{target} ended with {type(error).__name__} before it registered a device") from error
-    raise BackendError(
-        f"{target} registers no device", fix="call register_backend in it, at the top or in make_device()"
-    )
+    fix = "call register_backend in it, at the top or in make_device()"
+    raise BackendError(f"{target} registers no device", fix=fix)
 
 
 def scores_as_text(scores: Iterable[Score]) -> Iterator[str]:
@@ -304,7 +301,6 @@ def scores_as_text(scores: Iterable[Score]) -> Iterator[str]:
 
 
 def as_json(record: fallbacks.Journal, scores: Iterable[Score]) -> str:
-    """All of it, for other programs."""
     ops = {row.op: {"native": row.native, "fallback": row.fallback, "error": row.error} for row in rows(record)}
     each = [
         {

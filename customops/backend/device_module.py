@@ -40,8 +40,6 @@ class DeviceModule(types.ModuleType):
     def __dir__(self) -> list[str]:  # a module lists what is in its dict, and the functions are in its class
         return sorted({*super().__dir__(), *(name for name in vars(DeviceModule) if not name.startswith("_"))})
 
-    # Counts -----------------------------------------------------------------------------------------------------
-
     def is_available(self) -> bool:
         return True
 
@@ -79,12 +77,9 @@ class DeviceModule(types.ModuleType):
             return self._memory.check_index(device)
         found = torch.device(device)
         if found.type != self._device_name:
-            raise BackendError(
-                "Invalid device", op=f"torch.{self._device_name}", expected=self._device_name, got=str(found)
-            )
+            op = f"torch.{self._device_name}"
+            raise BackendError("Invalid device", op=op, expected=self._device_name, got=str(found))
         return self._current.index if found.index is None else self._memory.check_index(found.index)
-
-    # Random numbers ---------------------------------------------------------------------------------------------
 
     def _is_in_bad_fork(self) -> bool:
         return False  # the memory is that of the process: a child has its own copy
@@ -115,8 +110,6 @@ class DeviceModule(types.ModuleType):
         for generator, state in zip(self.default_generators, new_states, strict=True):
             generator.set_state(state)
 
-    # Autocast ---------------------------------------------------------------------------------------------------
-
     def get_amp_supported_dtype(self) -> list[torch.dtype]:
         return list(self._amp_dtypes)
 
@@ -128,9 +121,8 @@ class _NoCodegen:
     """Stands where inductor looks for a code generator: whatever is asked of it raises."""
 
     def __call__(self, *_: Any, **__: Any) -> Any:
-        raise UnsupportedError(
-            "inductor has no code for a device written in Python", fix='torch.compile(..., backend="aot_eager")'
-        )
+        problem = "inductor has no code for a device written in Python"
+        raise UnsupportedError(problem, fix='torch.compile(..., backend="aot_eager")')
 
     def __getattr__(self, name: str) -> Any:
         return self()

@@ -171,9 +171,8 @@ Policy = Literal["cpu", "warn", "error"]
 
 def check_policy(policy: object) -> Policy:
     if policy not in get_args(Policy):
-        raise BackendNameError(
-            "unknown fallback policy", expected=" or ".join(map(repr, get_args(Policy))), got=repr(policy)
-        )
+        expected = " or ".join(map(repr, get_args(Policy)))
+        raise BackendNameError("unknown fallback policy", expected=expected, got=repr(policy))
     return policy  # type: ignore[return-value]
 
 
@@ -204,8 +203,6 @@ class Fallback:
             self._policy_here.reset(before)
 
     def kernel(self, op: Any) -> Callable[..., Any]:
-        """The fallback as the kernel of one op."""
-
         def kernel(*args: Any, **kwargs: Any) -> Any:
             return self(op, args, kwargs)
 
@@ -297,8 +294,6 @@ class FallbackCall:
             for key, value in zip(returns, result, strict=True)
         )
 
-    # Arguments --------------------------------------------------------------------------------------------------
-
     def _given(self, key: int | str) -> Any:
         if isinstance(key, str):
             return self.kwargs.get(key)
@@ -353,14 +348,11 @@ class FallbackCall:
         wanted, found, others = f"{self.fallback.name}:{self.index}", "found at least two devices", ""
         if tensor.is_cpu:
             wanted, found, others = self.fallback.name, "one is on the CPU", ", or a CPU tensor of no dimensions"
-        return WrongDeviceError(
-            f"Expected all tensors to be on the same device, but {found}",
-            op=self.plan.name,
-            argument=key if isinstance(key, str) else self.plan.schema.arguments[key].name,
-            expected=f"a tensor on {wanted}{others}",
-            got=None if tensor.is_cpu else f"one on {tensor.device}",
-            fix=f".to({wanted!r})",
-        )
+        problem = f"Expected all tensors to be on the same device, but {found}"
+        argument = key if isinstance(key, str) else self.plan.schema.arguments[key].name
+        expected, fix = f"a tensor on {wanted}{others}", f".to({wanted!r})"
+        got = None if tensor.is_cpu else f"one on {tensor.device}"
+        return WrongDeviceError(problem, op=self.plan.name, argument=argument, expected=expected, got=got, fix=fix)
 
     def _fresh_outs(self, *, only_empty: bool) -> dict[str, Tensor]:
         """Outs of the CPU's own: a lent tensor cannot grow."""
@@ -370,8 +362,6 @@ class FallbackCall:
             if isinstance(out, Tensor) and not (only_empty and out.numel()):
                 fresh[name] = self.host_kwargs[name] = torch.empty(0, dtype=out.dtype, device="cpu")
         return fresh
-
-    # The call, and its results ----------------------------------------------------------------------------------
 
     def _compute(self, args: list[Any], kwargs: dict[str, Any]) -> Any:
         if self.plan.draws:

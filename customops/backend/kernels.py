@@ -112,8 +112,6 @@ class UserKernels:
             if op is not None:
                 self._families[_family(name)].append(op)
 
-    # Shortcuts --------------------------------------------------------------------------------------------------
-
     def install_shortcuts(self, undo: contextlib.ExitStack) -> None:
         """Install all of them, until `undo` is closed."""
         undo.callback(self._remove_shortcuts)
@@ -140,8 +138,6 @@ class UserKernels:
         library = self._shortcuts.pop(_family(name), None)
         if library is not None:
             _torch.library.destroy_library(library)
-
-    # Kernels ----------------------------------------------------------------------------------------------------
 
     def find(self, op: object) -> Any:
         """The OpOverload of ``aten::add.out``, ``ns::op``, or of the overload itself."""
@@ -243,28 +239,21 @@ class UserKernels:
         return _compat.outside_dynamo(instead)
 
     def _before(self, op: Any) -> Fn:
-        """What ran before there was a kernel."""
         name = _torch.library.name_of_overload(op)
         return op.decompose if _is_composite(name) else self.own.get(name) or self.fallback.kernel(op)
 
     def _choose_attention(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        mask: Any = None,
-        *rest: Any,
-        enable_gqa: Any = False,
-        **scale: Any,
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Any = None, *rest: Any, **options: Any
     ) -> Tensor:
+        enable_gqa = options.pop("enable_gqa", False)
         is_taken = self._attention_dtypes is None or query.dtype in self._attention_dtypes
         if not (is_taken and _torch.dispatcher.has_kernel(FUSED, "PrivateUse1")) or enable_gqa or query.dim() != 4:
             slow: Any = _compat.find_op(MATH)
-            return slow(query, key, value, mask, *rest, enable_gqa=enable_gqa, **scale)[0]  # type: ignore[no-any-return]
+            return slow(query, key, value, mask, *rest, enable_gqa=enable_gqa, **options)[0]  # type: ignore[no-any-return]
         if mask is not None and mask.dtype == torch.bool:
             mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(mask.logical_not(), -math.inf)
         fused: Any = _compat.find_op(FUSED)
-        return fused(query, key, value, mask, *rest, **scale)[0]  # type: ignore[no-any-return]
+        return fused(query, key, value, mask, *rest, **options)[0]  # type: ignore[no-any-return]
 
 
 def _family(name: str) -> str:
@@ -314,14 +303,8 @@ def check_result(
 
     def error(expected: str, value: Any, fix: str | None = None) -> KernelResultError:
         got = f"a tensor on {value.device}" if isinstance(value, Tensor) else type(value).__name__
-        return KernelResultError(
-            "the kernel returned something else than the op returns",
-            op=plan.name,
-            expected=expected,
-            got=got if value is not None else "None",
-            where=where(fn),
-            fix=fix,
-        )
+        got, problem = "None" if value is None else got, "the kernel returned something else than the op returns"
+        return KernelResultError(problem, op=plan.name, expected=expected, got=got, where=where(fn), fix=fix)
 
     returns = plan.schema.returns
     if not returns:

@@ -57,13 +57,10 @@ class Memory:
             flat = None
         if flat is None or flat.dtype != torch.uint8 or flat.shape != (nbytes,) or not flat.is_contiguous():
             shape, kind = getattr(array, "shape", None), getattr(array, "dtype", None)
-            raise BackendError(
-                "allocate returned something else than the memory asked for",
-                op=self.name,
-                expected=f"a contiguous numpy array of {nbytes} uint8",
-                got=f"{type(array).__name__}, shape {shape}, dtype {kind}" if shape is not None else repr(array),
-                fix="return numpy.empty(nbytes, numpy.uint8)",
-            )
+            problem = "allocate returned something else than the memory asked for"
+            expected, fix = f"a contiguous numpy array of {nbytes} uint8", "return numpy.empty(nbytes, numpy.uint8)"
+            got = f"{type(array).__name__}, shape {shape}, dtype {kind}" if shape is not None else repr(array)
+            raise BackendError(problem, op=self.name, expected=expected, got=got, fix=fix)
         return self.adopt(flat.view(dtype).as_strided(host.shape, host.stride()), index, flat)
 
     def adopt(self, host: Tensor, index: int, owner: Tensor | None = None) -> Tensor:
@@ -167,7 +164,6 @@ class Memory:
     # Bytes and indices ------------------------------------------------------------------------------------------
 
     def allocated(self, index: int) -> int:
-        """Bytes that are alive."""
         return sum(nbytes for _, at, nbytes in list(self._live.values()) if at == index)
 
     def check_index(self, index: int) -> int:
@@ -186,29 +182,21 @@ METADATA = (
     "set_.source_Storage set_.source_Storage_storage_offset set_.source_Tensor"
 ).split()
 
-#: Ops that make, copy and resize tensors, by the method of `Essentials` that is their kernel.
-ESSENTIAL = {
-    "empty.memory_format": "empty",
-    "empty_strided": "empty_strided",
-    "_copy_from": "copy_from",
-    "_copy_from_and_resize": "copy_from_and_resize",
-    "resize_": "resize_",
-    "set_": "set_to_nothing",
-    "_local_scalar_dense": "local_scalar",
-    "_to_copy": "to_copy",
-    "_has_compatible_shallow_copy_type": "may_take_over",
-    "record_stream": "record_stream",
-}
-
-#: Ops of pinned memory, by the method of `PinnedMemory`.
-PINNING = {"_pin_memory": "pin", "is_pinned": "is_pinned"}
+#: Ops that make, copy and resize tensors: their kernels are the methods of `Essentials` of the same names.
+ESSENTIAL = (
+    "empty.memory_format empty_strided _copy_from _copy_from_and_resize resize_ set_ _local_scalar_dense _to_copy "
+    "_has_compatible_shallow_copy_type record_stream"
+).split()
+#: Ops of pinned memory: their kernels are the methods of `PinnedMemory`.
+PINNING = ("_pin_memory", "is_pinned")
 #: All that have to be there.
 NEEDED_OPS = (*METADATA, *ESSENTIAL, *PINNING)
+
 _TO_COPY: Any = _compat.find_op("aten::_to_copy")
 
 
 class Essentials:
-    """Kernels over the memory of a device."""
+    """Kernels over the memory of a device, named after their ops."""
 
     def __init__(self, memory: Memory, user_kernels: collections.Counter[str]) -> None:
         self.memory = memory
@@ -247,7 +235,7 @@ class Essentials:
             raise self.memory.cannot_pin(name)
         return self.memory.empty(size, stride, dtype or torch.get_default_dtype(), self._index(device))
 
-    def copy_from(self, source: Tensor, target: Tensor, non_blocking: bool = False) -> Tensor:
+    def _copy_from(self, source: Tensor, target: Tensor, non_blocking: bool = False) -> Tensor:
         if not (source.is_cpu or target.is_cpu) and self.memory.overlap((target,), (source,)):
             to, from_ = self.memory.lend_together((target, source))
         else:
@@ -255,8 +243,8 @@ class Essentials:
         to.copy_(from_)
         return target
 
-    def copy_from_and_resize(self, source: Tensor, target: Tensor) -> Tensor:
-        return self.copy_from(source, target.resize_(source.shape))
+    def _copy_from_and_resize(self, source: Tensor, target: Tensor) -> Tensor:
+        return self._copy_from(source, target.resize_(source.shape))
 
     def resize_(
         self, tensor: Tensor, size: Sequence[int], *, memory_format: torch.memory_format | None = None
@@ -274,14 +262,14 @@ class Essentials:
         tensor.set_(storage, tensor.storage_offset(), plain.size(), plain.stride())
         return tensor
 
-    def set_to_nothing(self, tensor: Tensor) -> Tensor:
+    def set_(self, tensor: Tensor) -> Tensor:
         nothing = self.memory.empty((0,), (1,), tensor.dtype, tensor.get_device())
         return tensor.set_(nothing)  # type: ignore[no-any-return, call-overload]
 
-    def local_scalar(self, tensor: Tensor) -> Any:
+    def _local_scalar_dense(self, tensor: Tensor) -> Any:
         return self.memory.lend(tensor).item()
 
-    def to_copy(self, tensor: Tensor, *, non_blocking: bool = False, **options: Any) -> Tensor:
+    def _to_copy(self, tensor: Tensor, *, non_blocking: bool = False, **options: Any) -> Tensor:
         """``x.to(...)``: a copy made on the CPU, unless making and copying tensors has kernels of the user.
 
         torch's own is never told of `non_blocking`: it would ask the device's C++ part for pinned memory.
@@ -304,7 +292,7 @@ class Essentials:
         copy = host.to(options.get("dtype") or host.dtype, copy=True, memory_format=memory_format)
         return self.memory.adopt(copy, self._index(to)) if is_here else copy
 
-    def may_take_over(self, tensor: Tensor, other: Tensor) -> bool:
+    def _has_compatible_shallow_copy_type(self, tensor: Tensor, other: Tensor) -> bool:
         """May ``tensor.data = other`` be? `nn.Module.to` asks, and makes new parameters where the answer is no."""
         return tensor.layout is torch.strided and other.layout is torch.strided
 
@@ -315,16 +303,15 @@ class Essentials:
 class PinnedMemory:
     """Pinned CPU memory, in name only: a copy that is remembered, so that data loaders work as for other devices.
 
-    torch asks the hooks of the device for it, and those that Python can register have none. With a `refusal`, which is
-    the fix to name, nothing is pinned: for a device registered with ``pin_memory=False``, and for its own tensors.
+    torch asks the hooks of the device for it, and those that Python can register have none.
     """
 
     def __init__(self, name: str, refusal: str | None) -> None:
         self.name = name
-        self.refusal = refusal
+        self.refusal = refusal  #: the fix to name, where nothing is pinned
         self._pinned: dict[int, weakref.ref[torch.UntypedStorage]] = {}
 
-    def pin(self, tensor: Tensor, device: torch.device | None = None) -> Tensor:
+    def _pin_memory(self, tensor: Tensor, device: torch.device | None = None) -> Tensor:
         if self.refusal is not None:
             raise UnsupportedError(f"tensors on {tensor.device} cannot be pinned", op=self.name, fix=self.refusal)
         copy = tensor.clone(memory_format=torch.preserve_format)

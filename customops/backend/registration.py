@@ -77,9 +77,8 @@ def check_name(name: object) -> None:
 def check_spelling(name: object) -> str:
     """Raise for a name that no device of one's own could ever have."""
     if not isinstance(name, str) or not re.fullmatch("[a-z][a-z_]*", name):
-        raise BackendNameError(
-            "torch cannot read this as a device", expected="a string of a-z and _ (no digits)", got=repr(name)
-        )
+        problem = "torch cannot read this as a device"
+        raise BackendNameError(problem, expected="a string of a-z and _ (no digits)", got=repr(name))
     if name in TAKEN or name == UNNAMED:
         raise BackendNameError("this device type is torch's own", got=repr(name), fix="choose another name")
     return name
@@ -247,8 +246,6 @@ class Patches:
         plain = type(tensor) in (Tensor, torch.nn.Parameter)
         return (_compat.EXTENSION, tensor.get_device()) if plain else original(tensor)
 
-    # torch.accelerator ------------------------------------------------------------------------------------------
-
     def default_generator(self, index: int) -> torch.Generator:
         return self.module.default_generators[self.module.index_of(index)]
 
@@ -268,7 +265,6 @@ class Patches:
 
 # What `register_backend` was called with, and whether it can be done --------------------------------------------------
 
-AMP_DTYPES = (torch.bfloat16, torch.float16)
 #: The dispatch keys of what a device written in Python cannot hold.
 REFUSED = ("SparsePrivateUse1", "SparseCsrPrivateUse1", "QuantizedPrivateUse1", "NestedTensorPrivateUse1")
 #: The dispatch keys that get a fallback for all ops.
@@ -277,8 +273,6 @@ FALLBACKS = ("PrivateUse1", "AutocastPrivateUse1", *REFUSED)
 
 @dataclass(frozen=True)
 class BackendOptions:
-    """What `register_backend` was called with."""
-
     name: str
     device_count: int
     allocate: memory.Allocate | None
@@ -293,9 +287,8 @@ class BackendOptions:
         check_name(self.name)
         count = self.device_count
         if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= _compat.MAX_DEVICES:
-            raise BackendNameError(
-                "device_count is out of range", expected=f"1 to {_compat.MAX_DEVICES}", got=repr(count)
-            )
+            expected = f"1 to {_compat.MAX_DEVICES}"
+            raise BackendNameError("device_count is out of range", expected=expected, got=repr(count))
         if self.allocate is not None and not callable(self.allocate):
             raise BackendNameError(
                 "allocate is not callable", expected="allocate(nbytes, index)", got=repr(self.allocate)
@@ -344,7 +337,7 @@ def register_backend(
     allocate: memory.Allocate | None = None,
     fallback: Policy = "cpu",
     methods: Iterable[str] = tuple(METHODS),
-    amp_dtypes: Iterable[torch.dtype] = AMP_DTYPES,
+    amp_dtypes: Iterable[torch.dtype] = (torch.bfloat16, torch.float16),
     pin_memory: bool = True,
     force: bool = False,
 ) -> Backend:
@@ -388,7 +381,6 @@ def register_backend(
 
 
 def _as_tuple(value: Any, argument: str, single: type) -> tuple[Any, ...]:
-    """One item, or several, as a tuple."""
     if isinstance(value, single):
         return (value,)
     if not isinstance(value, Iterable):
@@ -419,7 +411,6 @@ def _register(options: BackendOptions) -> Backend:
 
 
 def _install_kernels(undo: contextlib.ExitStack, options: BackendOptions, user_kernels: UserKernels) -> None:
-    """Install what every device needs."""
     fallback = user_kernels.fallback
     essentials = memory.Essentials(fallback.memory, user_kernels.counts)
 
@@ -439,7 +430,7 @@ def _install_kernels(undo: contextlib.ExitStack, options: BackendOptions, user_k
         )
 
     aten = library("aten")
-    own = {op: _compat.outside_dynamo(getattr(essentials, method)) for op, method in memory.ESSENTIAL.items()}
+    own = {op: _compat.outside_dynamo(getattr(essentials, op.partition(".")[0])) for op in memory.ESSENTIAL}
     own |= {op: _compat.kernel_of_the_cpu(_compat.find_op(f"aten::{op}")) for op in memory.METADATA}
     for op, kernel in own.items():
         _torch.library.impl(aten, op, kernel, "PrivateUse1")
@@ -458,8 +449,8 @@ def _install_kernels(undo: contextlib.ExitStack, options: BackendOptions, user_k
     refusal = None if options.pin_memory else "register_backend(..., pin_memory=True)"
     for key, why in (("CPU", refusal), ("PrivateUse1", "pin the CPU tensor, before .to(device)")):
         pinned = memory.PinnedMemory(options.name, why)
-        for op, method in memory.PINNING.items():
-            _torch.library.impl(aten, op, _compat.outside_dynamo(getattr(pinned, method)), key)
+        for op in memory.PINNING:
+            _torch.library.impl(aten, op, _compat.outside_dynamo(getattr(pinned, op)), key)
 
     # Without this, every op under autocast fails.
     library("_", "AutocastPrivateUse1").fallback(torch.library.fallthrough_kernel)

@@ -130,13 +130,8 @@ def check(
         not_chosen.append('some of the inputs that can be derived (effort="thorough" tries all)')
     trials = trials_of(op, samples, reference)
     run = Run(op if isinstance(op, CustomOpDef) else trials[0].custom_op, trials, chosen, effort)
-    steps = isolated(run) if is_isolated(isolate, trials[0]) else run.steps()
-    start = time.perf_counter()
-    with alone():
-        _follow(steps, run.op, progress)
-    results, failures, left_out = run.outcome()
-    seconds = time.perf_counter() - start
-    return Report(run.op, effort, results, failures, (*left_out, *not_chosen), seconds, run.source)
+    report = _report_of(run, is_isolated(isolate, trials[0]), progress)
+    return replace(report, left_out=(*report.left_out, *not_chosen))
 
 
 def is_isolated(isolate: bool | None, trial: Trial) -> bool:
@@ -179,28 +174,19 @@ def _trial(overload: _torch.library.OpOverload, op: Any, sample: Any, reference:
         "given twice": [name for name in names[: len(trial.args)] if name in trial.kwargs],
         "missing": [n for n, each in arguments.items() if not each.has_default and n not in trial.arguments],
     }
-    for problem, found in problems.items():
+    for kind, found in problems.items():
         if found:
-            raise UsageError(
-                "a sample does not fit the operator",
-                op=trial.name,
-                argument="samples",
-                expected=str(trial.schema),
-                got=f"{problem}: {', '.join(found)}",
-                fix="a sample is a tuple of arguments, or (args, kwargs): check(op, [(x, y), ((x,), {'dim': 1})])",
-            )
+            problem, got = "a sample does not fit the operator", f"{kind}: {', '.join(found)}"
+            fix = "a sample is a tuple of arguments, or (args, kwargs): check(op, [(x, y), ((x,), {'dim': 1})])"
+            raise UsageError(problem, op=trial.name, argument="samples", expected=str(trial.schema), got=got, fix=fix)
     if reference is not None:
         try:
             copy = trial.copy()
             reference(*copy.args, **copy.kwargs)
         except Exception as error:
-            raise UsageError(
-                "the reference function fails on a sample",
-                op=trial.name,
-                argument="reference",
-                expected="a function with the parameters of the operator, of plain torch code",
-                got=in_short(error, 300),
-            ) from error
+            problem, got = "the reference function fails on a sample", in_short(error, 300)
+            expected = "a function with the parameters of the operator, of plain torch code"
+            raise UsageError(problem, op=trial.name, argument="reference", expected=expected, got=got) from error
     return trial
 
 
@@ -208,67 +194,59 @@ def _known(argument: str, names: str | Sequence[str]) -> tuple[str, ...]:
     names = (names,) if isinstance(names, str) else tuple(names)
     unknown = [name for name in names if name not in CHECKS]
     if unknown:
-        raise UsageError(
-            "there is no such check", argument=argument, expected=", ".join(CHECKS), got=", ".join(map(repr, unknown))
-        )
+        got = ", ".join(map(repr, unknown))
+        raise UsageError("there is no such check", argument=argument, expected=", ".join(CHECKS), got=got)
     return names
 
 
-def _follow(steps: Iterable[Step], name: str, shown: bool | None) -> None:
-    """Go through the steps, with ``mylib::op [#####-----] 12/30 test_vmap`` on stderr, by default of terminals only."""
+def _report_of(run: Run, in_forks: bool, shown: bool | None) -> Report:
+    """Make a run, with ``mylib::op [#####-----] 12/30 test_vmap`` on stderr, by default of terminals only."""
     is_shown = sys.stderr.isatty() if shown is None else shown
-    start, last, before, width = time.monotonic(), 0.0, "", 0
-    try:
-        for done, total, what in steps:
-            now = time.monotonic()
-            is_due = now - last >= _PAUSE or what != before
-            if is_shown and is_due and now - start >= (0.0 if shown else _PATIENCE):
-                last, before, filled = now, what, 20 * done // max(total, 1)
-                line = f"{name} [{'#' * filled}{'-' * (20 - filled)}] {done}/{total} {what}"
-                sys.stderr.write("\r" + line.ljust(width))
+    start, last, before, width = time.perf_counter(), 0.0, "", 0
+    with alone():
+        try:
+            for done, total, what in isolated(run) if in_forks else run.steps():
+                now = time.perf_counter()
+                is_due = now - last >= _PAUSE or what != before
+                if is_shown and is_due and now - start >= (0.0 if shown else _PATIENCE):
+                    last, before, filled = now, what, 20 * done // max(total, 1)
+                    line = f"{run.op} [{'#' * filled}{'-' * (20 - filled)}] {done}/{total} {what}"
+                    sys.stderr.write("\r" + line.ljust(width))
+                    sys.stderr.flush()
+                    width = len(line)
+        finally:
+            if width:
+                sys.stderr.write("\r" + " " * width + "\r")
                 sys.stderr.flush()
-                width = len(line)
-    finally:
-        if width:
-            sys.stderr.write("\r" + " " * width + "\r")
-            sys.stderr.flush()
+    return Report(run.op, run.effort, *run.outcome(), time.perf_counter() - start, run.source)
 
 
 @dataclass
 class _Fault:
-    """A fault, and the inputs that showed it."""
-
     error: CheckError
-    cases: list[Case]
+    cases: list[Case]  #: the inputs that showed it
 
 
 @dataclass
 class Run:
-    """A run of the checks `chosen` over what is derived from `samples`.
+    """A run of the checks `chosen` over what is derived from `samples`."""
 
-    Attributes:
-        custom_op: the `CustomOpDef`, if the operator is one of customops.
-        announce: is told of each check and case, by number, before it is tried.
-        avoided: checks and cases, by number, that are not tried since they end the process, with what to say of them.
-        samples_only: derive nothing: too much of that ends the process.
-        cases: the inputs that the operator accepts, once they are known; a run that is given them does not look.
-        first: the number of the first sample.
-    """
-
-    custom_op: Any
+    custom_op: Any  #: the `CustomOpDef`, if the operator is one of customops
     samples: Sequence[Trial]
     chosen: Mapping[str, Check]
     effort: Effort
+    #: Is told of each check and case, by number, before it is tried.
     announce: Callable[[str, int], object] = lambda check, case: None
+    #: Checks and cases, by number, that are not tried since they end the process, with what to say of them.
     avoided: dict[tuple[str, int], CheckError] = field(default_factory=dict)
     results: list[Result] = field(default_factory=list)
     faults: dict[tuple[str, str], _Fault] = field(default_factory=dict)
-    given: Outcome | None = None
+    given: Outcome | None = None  #: the outcome of a run in another process
     left_out: list[str] = field(default_factory=list)
     probed: int = 0
-    samples_only: bool = False
-    cases: list[Case] | None = None
-    first: int = 0
+    samples_only: bool = False  #: derive nothing: too much of that ends the process
+    cases: list[Case] | None = None  #: the accepted inputs, once they are known; a run that is given them does not look
+    first: int = 0  #: the number of the first sample
 
     @property
     def op(self) -> str:
@@ -337,8 +315,6 @@ class Run:
             failures.append(Failure(self.op, check, error, label_of(case), args, kwargs, count, self.source))
         return tuple(self.results), tuple(failures), tuple(self.left_out)
 
-    # Inputs -------------------------------------------------------------------------------------------------
-
     def _accepted(self) -> Iterator[Case]:
         variation = variation_of(self.custom_op)
         for number, sample in enumerate(self.samples, self.first):
@@ -390,10 +366,7 @@ class Run:
         fix = "raise another error: SystemExit passes by `except Exception`"
         return CheckError("the operator exits the program, with sys.exit()", op=self.op, where=self.source, fix=fix)
 
-    # Checks -------------------------------------------------------------------------------------------------
-
     def _attempt(self, name: str, case: Case) -> None:
-        """Run a check on an input."""
         start, settings = time.perf_counter(), Settings.now()
         status, reason, fault = "passed", None, None
         try:
@@ -429,8 +402,6 @@ class Run:
         self, check: str, status: Any, cases: Sequence[Case], seconds: float = 0.0, reason: str | None = None
     ) -> None:
         self.results += [Result(check, status, label_of(case), seconds, reason) for case in cases]
-
-    # Shrinking ----------------------------------------------------------------------------------------------
 
     def _shrink(self, name: str, fault: _Fault) -> None:
         latest, wanted = [fault.error], _told_by(fault.error)
@@ -497,13 +468,9 @@ def isolated(run: Run) -> Iterator[Step]:
             done = in_fork(lambda: _child(run, place), _TIMEOUT)
             error = done.error
             if isinstance(error, IsolationError) and error.returncode is not None:
-                error = CheckError(
-                    "the operator ends the process",
-                    op=run.op,
-                    got=error.args[0].splitlines()[0],
-                    where=_line_of_crash(error.stderr),
-                    fix="check the arguments before using them, and raise an error: torch._check(...)",
-                )
+                got, line = error.args[0].splitlines()[0], _line_of_crash(error.stderr)
+                fix = "check the arguments before using them, and raise an error: torch._check(...)"
+                error = CheckError("the operator ends the process", op=run.op, got=got, where=line, fix=fix)
             if not isinstance(error, CheckError) or not place.exists():  # or it ended before anything was tried
                 run.given = done.get()
                 return
@@ -548,19 +515,10 @@ def _line_of_crash(stderr: str) -> str | None:
 
 
 class SampleChecks:
-    """One sample of an operator, and the checks on what is derived from it, each when it is asked for.
+    """One sample, ``(args, kwargs)``, and the checks on what is derived from it, each when it is asked for.
 
-    What they have in common is done once: looking for the inputs that the operator accepts. Each check says the same
-    whichever others were run before, so that tests may run in any order and in several processes.
-
-    Args:
-        op: the operator.
-        sample: ``(args, kwargs)``.
-        number: the number of the sample, for reports.
-        effort: as of `customops.check`.
-
-    Raises:
-        UsageError: the sample does not fit the operator.
+    The inputs that the operator accepts are looked for once. Each check says the same whichever others were run before,
+    so that tests may run in any order and in several processes.
     """
 
     def __init__(self, op: CustomOpDef[Any, Any], sample: Any, number: int, effort: Effort) -> None:
@@ -577,18 +535,13 @@ class SampleChecks:
             self.report(INPUTS)  # which finds the inputs for the others
         chosen = {} if check == INPUTS else {check: CHECKS[check]}
         run = replace(self._run, chosen=chosen, results=[], faults={}, given=None, left_out=[], probed=0)
-        start = time.perf_counter()
-        with alone():
-            for _ in isolated(run) if self._is_isolated else run.steps():
-                pass
+        report = _report_of(run, self._is_isolated, False)
         # None from a process of its own, where they stay. What ends it all runs know, by `avoided`.
         self._run.cases, self._run.samples_only = run.cases, run.samples_only
-        results, failures, left_out = run.outcome()
-        found = tuple(result for result in results if result.check == check)
-        faults = tuple(failure for failure in failures if failure.check == check)
-        report = Report(run.op, run.effort, found, faults, left_out, time.perf_counter() - start, run.source)
-        self._reports[check] = report
-        return report
+        results = tuple(result for result in report.results if result.check == check)
+        failures = tuple(failure for failure in report.failures if failure.check == check)
+        self._reports[check] = replace(report, results=results, failures=failures)
+        return self._reports[check]
 
     def explained_by(self, check: str, among: Collection[str]) -> str | None:
         """One of these checks that fails, too, and whose failure may be the cause of this one's."""

@@ -106,16 +106,6 @@ class Arguments:
 
         return kernel
 
-    def check_names(self, given: str | Iterable[str], option: str) -> frozenset[str]:
-        """The names that an option has, which the function must have, too, as far as they are known."""
-        names = frozenset((given,) if isinstance(given, str) else given)
-        if self.names and (unknown := names - set(self.names)):
-            problem = f"{option} names a parameter that the function does not have"
-            expected = f"some of {', '.join(self.names)}"
-            got = ", ".join(sorted(unknown))
-            raise ArgumentError(problem, op=name_of(self.fn), argument=option, expected=expected, got=got)
-        return names
-
     def plain(self, tensor: Tensor, name: str, devices: tuple[str, ...] = ()) -> Tensor:
         """The tensor without its autograd graph, as the op has a rule of its own; raises if it has no plain memory."""
         if devices and tensor.device.type not in devices:
@@ -124,9 +114,8 @@ class Arguments:
             fix = f'{name}.to("{devices[0]}"), or op.register_kernel("{tensor.device.type}", fn)'
             raise self.refusal(name, problem, expected=expected, got=str(tensor.device), fix=fix)
         if tensor.layout != torch.strided:
-            raise self.refusal(
-                name, f"{self.language} takes strided tensors", got=str(tensor.layout), fix=f"{name}.to_dense()"
-            )
+            got = str(tensor.layout)
+            raise self.refusal(name, f"{self.language} takes strided tensors", got=got, fix=f"{name}.to_dense()")
         if tensor.is_conj() or tensor.is_neg():
             resolve = "resolve_conj" if tensor.is_conj() else "resolve_neg"
             raise self.refusal(name, "the memory of a conjugated or negated view is not its values", fix=f"{resolve}()")
@@ -136,6 +125,5 @@ class Arguments:
         return UnsupportedError(problem, op=name_of(self.fn), argument=name, where=where(self.fn), **fields)
 
     def wrong_dtype(self, name: str, tensor: Tensor, fix: str, **fields: str) -> UnsupportedError:
-        return self.refusal(
-            name, f"{self.language} takes no tensor of this dtype here", got=str(tensor.dtype), fix=fix, **fields
-        )
+        problem = f"{self.language} takes no tensor of this dtype here"
+        return self.refusal(name, problem, got=str(tensor.dtype), fix=fix, **fields)

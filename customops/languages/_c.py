@@ -101,12 +101,9 @@ def from_c(fn: Any, /) -> Callable[..., Any]:
                 if (kind(value).value or 0) != value:  # ctypes would drop bits, and say nothing
                     bits, is_signed = 8 * ctypes.sizeof(kind), kind._type_.islower()
                     values = f"-2**{bits - 1} to 2**{bits - 1} - 1" if is_signed else f"0 to 2**{bits} - 1"
+                    problem, expected = "an integer does not fit the type of C", f"{kind.__name__}: {values}"
                     raise ArgumentError(
-                        "an integer does not fit the type of C",
-                        op=name_of(fn),
-                        argument=f"argument {i}",
-                        expected=f"{kind.__name__}: {values}",
-                        got=brief(value),
+                        problem, op=name_of(fn), argument=f"argument {i}", expected=expected, got=brief(value)
                     )
         return fn(*passed)
 
@@ -134,16 +131,12 @@ def _pointer_of_ctypes(kind: Any) -> Pointer | None:
 
 def _pointers_of_cffi(fn: Any) -> list[Pointer | None]:
     """The same for each parameter of a function of cffi."""
-    backend = sys.modules.get("_cffi_backend")
     try:
-        if backend is None:
-            raise TypeError
-        ffi: Any = backend.FFI()
+        ffi: Any = sys.modules["_cffi_backend"].FFI()
         kinds = ffi.typeof(fn).args
-    except (TypeError, AttributeError):
-        raise ArgumentError(
-            "from_c takes a C function", argument="fn", expected="one of ctypes or cffi", got=type(fn).__name__
-        ) from None
+    except (KeyError, TypeError, AttributeError):
+        problem = "from_c takes a C function"
+        raise ArgumentError(problem, argument="fn", expected="one of ctypes or cffi", got=type(fn).__name__) from None
     return [_pointer_of_cffi(ffi, kind) for kind in kinds]
 
 

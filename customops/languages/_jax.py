@@ -48,18 +48,14 @@ def from_jax(fn: Any = None, /, *, copy: bool = False) -> Any:
     arguments = Arguments(fn, "JAX")
 
     def array(tensor: Tensor, name: str) -> Any:
-        """The memory of a tensor as an array."""
         tensor = arguments.plain(tensor, name)
         # The dimensions from that of the largest stride to that of the smallest.
         order = sorted(range(tensor.dim()), key=lambda dim: (tensor.stride(dim), tensor.size(dim)), reverse=True)
         if not tensor.permute(order).is_contiguous():
             if not copy:
-                raise arguments.refusal(
-                    name,
-                    "JAX takes contiguous memory, or a permutation of it",
-                    got=f"shape {tuple(tensor.shape)}, strides {tensor.stride()}",
-                    fix=f"{name}.contiguous(), or from_jax(copy=True)",
-                )
+                problem = "JAX takes contiguous memory, or a permutation of it"
+                shown = f"shape {tuple(tensor.shape)}, strides {tensor.stride()}"
+                raise arguments.refusal(name, problem, got=shown, fix=f"{name}.contiguous(), or from_jax(copy=True)")
             tensor = tensor.contiguous()
         try:
             if tensor.is_contiguous() or _strides_are_read():

@@ -11,7 +11,7 @@ import numpy
 import torch
 from torch import Tensor
 
-from customops.errors import KernelError, innermost, name_of, where
+from customops.errors import ArgumentError, KernelError, innermost, name_of, where
 from customops.languages import Arguments
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -51,10 +51,13 @@ def from_numpy(fn: Any = None, /, *, writable: str | Iterable[str] = ()) -> Any:
     if fn is None:
         return functools.partial(from_numpy, writable=writable)
     arguments = Arguments(fn, "NumPy")
-    names = arguments.check_names(writable, "writable")
+    names = frozenset((writable,) if isinstance(writable, str) else writable)
+    if arguments.names and (unknown := names - set(arguments.names)):
+        problem = "writable names a parameter that the function does not have"
+        expected, got = f"some of {', '.join(arguments.names)}", ", ".join(sorted(unknown))
+        raise ArgumentError(problem, op=name_of(fn), argument="writable", expected=expected, got=got)
 
     def array(tensor: Tensor, name: str) -> Any:
-        """The memory of a tensor."""
         tensor = arguments.plain(tensor, name, ("cpu",))
         try:
             made = tensor.numpy()

@@ -43,9 +43,8 @@ def from_tvm_ffi(fn: Any, /) -> Callable[..., Any]:
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         if kwargs:
-            raise ArgumentError(
-                "a function of TVM-FFI takes arguments by position only", op=name_of(fn), got=", ".join(kwargs)
-            )
+            got = ", ".join(kwargs)
+            raise ArgumentError("a function of TVM-FFI takes arguments by position only", op=name_of(fn), got=got)
         positional, _ = arguments.each(arguments.plain, args, {})
         return _tensors(fn(*positional))
 

@@ -25,6 +25,8 @@ from typing import Any
 
 from customops.errors import CustomOpsError
 
+_Task = Callable[[], Any]
+
 
 def sendable(function: Callable[..., Any]) -> Callable[..., Any]:
     """The same function, so that it can be pickled for a process which finds its module by file."""
@@ -43,14 +45,11 @@ def sendable(function: Callable[..., Any]) -> Callable[..., Any]:
                 return functools.partial(_call_by_name, module, file, name, decorators)
             found, decorators = getattr(found, "__wrapped__", None), decorators + 1
     is_bound = isinstance(function, types.MethodType) and not isinstance(function.__self__, type)
-    raise CustomOpsError(
-        "another process cannot find this function",
-        expected="a function that the module of a file has under its name",
-        got=repr(function),
-        fix=f"functools.partial({name}, object) sends the object along"
-        if is_bound
-        else "move it to the top of a file, or pass its code as a string",
-    )
+    fix = "move it to the top of a file, or pass its code as a string"
+    if is_bound:
+        fix = f"functools.partial({name}, object) sends the object along"
+    expected = "a function that the module of a file has under its name"
+    raise CustomOpsError("another process cannot find this function", expected=expected, got=repr(function), fix=fix)
 
 
 def _call_by_name(module: str, file: str | None, name: str, decorators: int, /, *args: Any, **keywords: Any) -> Any:
@@ -58,9 +57,7 @@ def _call_by_name(module: str, file: str | None, name: str, decorators: int, /, 
     # As under another name: ``__main__`` here is the child's own program there.
     key = "__isolated_main__" if module == "__main__" else module
     if key not in sys.modules and file is not None and not key.startswith("customops."):
-        spec = importlib.util.spec_from_file_location(key, file)
-        assert spec is not None
-        assert spec.loader is not None
+        spec: Any = importlib.util.spec_from_file_location(key, file)
         sys.modules[key] = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(sys.modules[key])
     function: Any = functools.reduce(getattr, name.split("."), importlib.import_module(key))
@@ -331,13 +328,7 @@ def run_each_isolated(
 
 
 def _run(
-    tasks: Sequence[Callable[[], Any]],
-    setup: Callable[[], Any] | None,
-    timeout: float,
-    cwd: str | os.PathLike[str] | None,
-    env: Mapping[str, str] | None,
-    *,
-    fork: bool,
+    tasks: Sequence[_Task], setup: _Task | None, timeout: float, cwd: Any, env: Mapping[str, str] | None, *, fork: bool
 ) -> list[Isolated]:
     # What the child left running may hold its files open, and Windows does not delete such files.
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as directory:

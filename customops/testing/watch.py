@@ -321,23 +321,15 @@ class Watch(TorchFunctionMode):
     """Notes the calls of operators in its block, so that each kind of call can be checked when the test is over.
 
     The test runs as without it: operators see and return the same, `torch.compile` compiles as ever, and checks run on
-    copies, after the test, where none of its modes and contexts act on them any more.
-
-    Args:
-        wants: is an operator of this name (``ns::op``, with its overload if it has one) to be noted?
-        known: the kinds of calls that need not be noted, ``(name, kind)``; those that are noted are added.
-
-    Attributes:
-        calls: those that were noted, and went well.
-        made: the number of calls of each operator that is wanted, noted or not.
-        left_out: why calls cannot be checked -> the number of such calls.
+    copies, after the test, where none of its modes and contexts act on them any more. Calls are noted of ops that
+    `wants`, by name (``ns::op``, with its overload if it has one), and of kinds, ``(name, kind)``, not yet `known`.
     """
 
     def __init__(self, wants: Callable[[str], bool], known: set[tuple[str, str]]) -> None:
         super().__init__()
-        self.calls: list[Call] = []
-        self.made: collections.Counter[str] = collections.Counter()
-        self.left_out: collections.Counter[str] = collections.Counter()
+        self.calls: list[Call] = []  #: those that were noted, and went well
+        self.made: collections.Counter[str] = collections.Counter()  #: of each operator that is wanted, noted or not
+        self.left_out: collections.Counter[str] = collections.Counter()  #: why calls cannot be checked
         self._wants, self._known = wants, known
 
     def __torch_function__(
