@@ -16,6 +16,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -317,8 +318,7 @@ def save_op_profiles(op_profiles: Profiles, f: File) -> None:
     """
     data = generate_yaml_from_profiles(op_profiles).encode()
     if isinstance(f, (str, os.PathLike)):
-        with open(f, "wb") as file:
-            file.write(data)
+        Path(f).write_bytes(data)
     elif hasattr(f, "write"):
         f.write(data)
     else:
@@ -332,8 +332,7 @@ def load_op_profiles(f: File) -> dict[str, set[OpProfile]]:
         ProfileError: `f` is neither; or see `read_profiles_from_yaml`.
     """
     if isinstance(f, (str, os.PathLike)):
-        with open(f, "rb") as file:
-            data = file.read()
+        data = Path(f).read_bytes()
     elif not hasattr(f, "read") or not isinstance(data := f.read(), bytes):
         raise ProfileError("there is no file", expected=_FILES, got=brief(f))
     try:

@@ -101,11 +101,8 @@ def require(paths: Iterable[str], ops: Iterable[str]) -> None:
         raise BackendError(problem, expected=", ".join(missing), got=got, fix=fix)
     field = _pointer_of(_to_dlpack(torch.empty(1, dtype=torch.uint8, device="cpu")), _NAME)[1]
     if field != _HOST:
-        raise BackendError(
-            "this torch has DLPack capsules of an unknown layout: tensors cannot change device in place",
-            expected=f"{_HOST:#x} for the device of a CPU tensor",
-            got=f"{field:#x}",
-        )
+        problem = "this torch has DLPack capsules of an unknown layout: tensors cannot change device in place"
+        raise BackendError(problem, expected=f"{_HOST:#x} for the device of a CPU tensor", got=f"{field:#x}")
 
 
 # The dispatcher -------------------------------------------------------------------------------------------------
@@ -180,10 +177,9 @@ def install_hooks() -> None:
         if what in _installed:
             continue
         if not register(made):
-            raise BackendError(
-                f"somebody has registered {what} for PrivateUse1 in this process, which torch takes once",
-                fix="leave that to register_backend; or write the whole device in C++, as examples/cpp_device does",
-            )
+            problem = f"somebody has registered {what} for PrivateUse1 in this process, which torch takes once"
+            fix = "leave that to register_backend; or write the whole device in C++, as examples/cpp_device does"
+            raise BackendError(problem, fix=fix)
         _installed[what] = made
 
 

@@ -244,23 +244,17 @@ class UserKernels:
         return op.decompose if _is_composite(name) else self.own.get(name) or self.fallback.kernel(op)
 
     def _choose_attention(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        mask: Any = None,
-        *rest: Any,
-        enable_gqa: Any = False,
-        **kw: Any,
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Any = None, *rest: Any, **options: Any
     ) -> Tensor:
+        enable_gqa = options.pop("enable_gqa", False)
         is_taken = self._attention_dtypes is None or query.dtype in self._attention_dtypes
         if not (is_taken and _torch.dispatcher.has_kernel(FUSED, "PrivateUse1")) or enable_gqa or query.dim() != 4:
             slow: Any = _compat.find_op(MATH)
-            return slow(query, key, value, mask, *rest, enable_gqa=enable_gqa, **kw)[0]  # type: ignore[no-any-return]
+            return slow(query, key, value, mask, *rest, enable_gqa=enable_gqa, **options)[0]  # type: ignore[no-any-return]
         if mask is not None and mask.dtype == torch.bool:
             mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(mask.logical_not(), -math.inf)
         fused: Any = _compat.find_op(FUSED)
-        return fused(query, key, value, mask, *rest, **kw)[0]  # type: ignore[no-any-return]
+        return fused(query, key, value, mask, *rest, **options)[0]  # type: ignore[no-any-return]
 
 
 def _family(name: str) -> str:

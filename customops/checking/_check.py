@@ -174,16 +174,11 @@ def _trial(overload: _torch.library.OpOverload, op: Any, sample: Any, reference:
         "given twice": [name for name in names[: len(trial.args)] if name in trial.kwargs],
         "missing": [n for n, each in arguments.items() if not each.has_default and n not in trial.arguments],
     }
-    for problem, found in problems.items():
+    for kind, found in problems.items():
         if found:
-            raise UsageError(
-                "a sample does not fit the operator",
-                op=trial.name,
-                argument="samples",
-                expected=str(trial.schema),
-                got=f"{problem}: {', '.join(found)}",
-                fix="a sample is a tuple of arguments, or (args, kwargs): check(op, [(x, y), ((x,), {'dim': 1})])",
-            )
+            problem, got = "a sample does not fit the operator", f"{kind}: {', '.join(found)}"
+            fix = "a sample is a tuple of arguments, or (args, kwargs): check(op, [(x, y), ((x,), {'dim': 1})])"
+            raise UsageError(problem, op=trial.name, argument="samples", expected=str(trial.schema), got=got, fix=fix)
     if reference is not None:
         try:
             copy = trial.copy()

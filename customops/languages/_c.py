@@ -131,13 +131,10 @@ def _pointer_of_ctypes(kind: Any) -> Pointer | None:
 
 def _pointers_of_cffi(fn: Any) -> list[Pointer | None]:
     """The same for each parameter of a function of cffi."""
-    backend = sys.modules.get("_cffi_backend")
     try:
-        if backend is None:
-            raise TypeError
-        ffi: Any = backend.FFI()
+        ffi: Any = sys.modules["_cffi_backend"].FFI()
         kinds = ffi.typeof(fn).args
-    except (TypeError, AttributeError):
+    except (KeyError, TypeError, AttributeError):
         problem = "from_c takes a C function"
         raise ArgumentError(problem, argument="fn", expected="one of ctypes or cffi", got=type(fn).__name__) from None
     return [_pointer_of_cffi(ffi, kind) for kind in kinds]

@@ -104,10 +104,7 @@ def replace(path: str, text: str) -> None:
 
 
 def is_set(name: str) -> bool:
-    """Is a switch of the environment on? Its name is that of torch's generated tests, or has CUSTOMOPS for PYTORCH.
-
-    So a suite that was moved from torch is run as before.
-    """
+    """Is a switch of the environment on, by the name that torch's generated tests give it, or with CUSTOMOPS in it?"""
     return "1" in map(os.environ.get, (f"PYTORCH_{name}", f"CUSTOMOPS_{name}"))
 
 
@@ -162,16 +159,13 @@ class FailuresDict:
         text = read(result.path)
         document = _parse(result.path, text)
         result.data, result._saved = document["data"], copy.deepcopy(document["data"])
-        if text != _text(document) and text.strip():
+        written = _text(document)
+        if text != written and text.strip():
             if not accepts_changes():
-                difference = difflib.unified_diff(
-                    text.splitlines(), _text(document).splitlines(), "is", "should be", lineterm=""
-                )
-                raise FailuresDictError(
-                    "the failures file is not formatted as it is written:\n" + "\n".join(list(difference)[:60]),
-                    where=result.path,
-                    fix="apply the difference, or run the tests with PYTORCH_OPCHECK_ACCEPT=1",
-                )
+                lines = difflib.unified_diff(text.splitlines(), written.splitlines(), "is", "should be", lineterm="")
+                problem = "the failures file is not formatted as it is written:\n" + "\n".join(list(lines)[:60])
+                fix = "apply the difference, or run the tests with PYTORCH_OPCHECK_ACCEPT=1"
+                raise FailuresDictError(problem, where=result.path, fix=fix)
             result.save()
         return result
 
@@ -229,19 +223,14 @@ def validate_failures_dict_structure(failures: FailuresDict, test_utils: Sequenc
             test_class, _, generated = test_name.partition(".")
             check = next((name for name in test_utils if generated.startswith(f"{name}__")), None)
             if check is None:
-                raise FailuresDictError(
-                    f"in the failures file, the name of the test {test_name!r} should begin with one of "
-                    f"{', '.join(test_utils)} (after the name of its class)",
-                    op=qualname,
-                )
+                problem = f"in the failures file, the name of the test {test_name!r} should begin with one of "
+                problem += f"{', '.join(test_utils)} (after the name of its class)"
+                raise FailuresDictError(problem, op=qualname)
             original = re.sub(r"\[.*\]$", "", generated.removeprefix(f"{check}__"), flags=re.DOTALL)
             if test_class == testcase.__name__ and not hasattr(testcase, original):
-                raise FailuresDictError(
-                    f"in the failures file, {test_name!r} is {check} on {original}, which does not exist on the "
-                    f"TestCase {test_class}",
-                    op=qualname,
-                    fix="correct the entry if the test was renamed, remove it if it is gone",
-                )
+                problem = f"in the failures file, {test_name!r} is {check} on {original}, which does not exist on the "
+                fix = "correct the entry if the test was renamed, remove it if it is gone"
+                raise FailuresDictError(f"{problem}TestCase {test_class}", op=qualname, fix=fix)
 
 
 def _bad_status(qualname: str, status: Any) -> FailuresDictError:

@@ -57,9 +57,7 @@ def _call_by_name(module: str, file: str | None, name: str, decorators: int, /, 
     # As under another name: ``__main__`` here is the child's own program there.
     key = "__isolated_main__" if module == "__main__" else module
     if key not in sys.modules and file is not None and not key.startswith("customops."):
-        spec = importlib.util.spec_from_file_location(key, file)
-        assert spec is not None
-        assert spec.loader is not None
+        spec: Any = importlib.util.spec_from_file_location(key, file)
         sys.modules[key] = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(sys.modules[key])
     function: Any = functools.reduce(getattr, name.split("."), importlib.import_module(key))

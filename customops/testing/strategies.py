@@ -225,8 +225,6 @@ def _lists(type_: str, items: Strategy | None) -> Strategy | None:
 
 # Arguments of a call
 
-_BY_POSITION = (Kind.POSITIONAL_ONLY, Kind.POSITIONAL_OR_KEYWORD)
-
 
 class Plan:
     """An op's parameters, strategies for them, and options of tensors: all that can be wrong is found in making it."""
@@ -241,9 +239,7 @@ class Plan:
     def __init__(self, op: Any, given: Mapping[str, Strategy], device: str | torch.device) -> None:
         overload = find_op(op)
         lowering = getattr(op, "_lowering", None)
-        schema = from_dispatcher(_torch.schema.schema_of(overload)) if lowering is None else lowering.schema
-        if isinstance(op, CustomOpDef):
-            schema = op.schema
+        schema = op.schema if isinstance(op, CustomOpDef) else from_dispatcher(_torch.schema.schema_of(overload))
         self.op, self.device = _torch.library.name_of_overload(overload), device
         self.parameters: tuple[Parameter, ...] = (
             tuple(map(_parameter, schema.arguments)) if lowering is None else lowering.signature.parameters
@@ -268,7 +264,9 @@ class Plan:
         self.least = 0 if any(_is_sure(each.node) for each in self.parameters if each.default is REQUIRED) else 1
         leaves = [leaf for each in self.parameters for leaf in each.node.leaves if not leaf.holds_tensors]
         #: By the name of the leaf; none for a type that we know no value of.
-        self.values = {leaf.name: values_of(leaf.type.removesuffix("?"), leaf.codec, device) for leaf in leaves}
+        self.values: dict[str, Any] = {
+            leaf.name: values_of(leaf.type.removesuffix("?"), leaf.codec, device) for leaf in leaves
+        }
         for each in self.parameters:
             self._check_drawable(each.node)
 
@@ -414,7 +412,7 @@ class _Draw:
         return self.draw(default), self.plan.by_path(drawn)
 
     def sample(self) -> Sample:
-        positional = [each for each in self.plan.parameters if each.kind in _BY_POSITION]
+        positional = [*self._of(Kind.POSITIONAL_ONLY), *self._of(Kind.POSITIONAL_OR_KEYWORD)]
         extra = [x for each in self._of(Kind.VAR_POSITIONAL) for x in self.value(each.node)]
         count = len(positional) if extra else self._count(positional)
         args = [self.value(each.node) for each in positional[:count]]
@@ -454,7 +452,7 @@ class _Draw:
             kind = self.draw(st.sampled_from(kinds))
             if kind == "tensor":
                 return self._tensor(node.tensor)
-            return None if kind == "none" else self._plain(node.number)
+            return None if kind == "none" else self.draw(self.plan.values[node.number.name])
         is_optional = node.given is not None if isinstance(node, Group) else node.leaves[0].is_optional
         if may_be_none and is_optional:
             if not self.plan.is_drawable(node) or self.draw(st.sampled_from([True, False])):
@@ -465,15 +463,10 @@ class _Draw:
             count = self.draw(st.integers(*sizes("Tensor[]", self.plan.least)))
             return [self._tensor_list(node.tensors, list) for _ in range(count)]
         if not node.holds_tensors:
-            return self._plain(node)
+            return self.draw(self.plan.values[node.name])
         if item_type(node.type.removesuffix("?")) is None:
             return self._tensor(node)
         return self._tensor_list(node, node.codec.container if isinstance(node.codec, SequenceCodec) else list)
-
-    def _plain(self, leaf: Leaf) -> Any:
-        strategy = self.plan.values[leaf.name]
-        assert strategy is not None  # else it is not drawable
-        return self.draw(strategy)
 
     def _group(self, group: Group) -> Any:
         form = group.form
@@ -495,12 +488,10 @@ class _Draw:
 
     def _tensor_list(self, leaf: Leaf, container: Any) -> Any:
         type_ = leaf.type.removesuffix("?")
-        items_may_be_none = (item_type(type_) or "").endswith("?")
-        items = []
-        for _ in range(self.draw(st.integers(*sizes(type_, self.plan.least)))):
-            is_none = items_may_be_none and self.draw(st.sampled_from([True, False]))
-            items.append(None if is_none else self._tensor(leaf))
-        return container(items)
+        may_be_none = (item_type(type_) or "").endswith("?")
+        count = self.draw(st.integers(*sizes(type_, self.plan.least)))
+        draws = (may_be_none and self.draw(st.sampled_from([True, False])) for _ in range(count))
+        return container([None if is_none else self._tensor(leaf) for is_none in draws])
 
     def _tensor(self, leaf: Leaf) -> Tensor:
         is_written = leaf.name in self.plan.written
