@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import torch
@@ -65,18 +65,10 @@ def define(first: str | Library, /, *args: Any, **kwargs: Any) -> Any:
 
 @overload
 def impl(
-    qualname: str,
-    /,
-    types: str | Iterable[str],
-    func: None = None,
-    *,
-    lib: Lib = None,
-    on_conflict: ImplConflict = "replace",
+    qualname: str, /, types: Names, func: None = None, *, lib: Lib = None, on_conflict: ImplConflict = "replace"
 ) -> Callable[[F], F]: ...
 @overload
-def impl(
-    qualname: str, /, types: str | Iterable[str], func: F, *, lib: Lib = None, on_conflict: ImplConflict = "replace"
-) -> F: ...
+def impl(qualname: str, /, types: Names, func: F, *, lib: Lib = None, on_conflict: ImplConflict = "replace") -> F: ...
 @overload
 def impl(lib: Library, /, name: str, dispatch_key: str = "") -> Callable[[F], F]: ...
 @entry
