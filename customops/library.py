@@ -151,7 +151,8 @@ def _function_of(name: str) -> Any:
     _, *parameters = inspect.signature(method).parameters.values()
 
     def register(op: Op, /, *args: Any, **kwargs: Any) -> Any:
-        return getattr(adopt(op), name)(*args, **kwargs)
+        result = getattr(adopt(op), name)(*args, **kwargs)
+        return None if name in ("register_autograd", "register_jvp") else result  # as torch's functions
 
     register.__name__ = register.__qualname__ = name
     register.__doc__ = f"{method.__doc__.partition(chr(10))[0]}\n\n    As `CustomOpDef.{name}`, for any op."
