@@ -15,7 +15,6 @@ torch has two: its Python raises ValueError, its dispatcher RuntimeError.
 
 from __future__ import annotations
 
-import copyreg
 import difflib
 import functools
 import inspect
@@ -92,8 +91,8 @@ class CustomOpsError(Exception):
         return "\n  ".join([f"{op}: {self.problem}" if op else self.problem, *field_lines(self)])
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # The default would call the class with the message alone and lose the fields.
-        return copyreg.__newobj__, (type(self), *self.args), dict(self.__dict__)  # type: ignore[attr-defined]
+        # The default would rebuild from the message alone and lose the fields.
+        return _rebuild, (type(self), dict(self.__dict__), self.args)
 
 
 def field_lines(error: BaseException, place: str | None = None, **before: str) -> list[str]:
@@ -102,6 +101,13 @@ def field_lines(error: BaseException, place: str | None = None, **before: str) -
     fields = before | {name: getattr(error, "where" if name == "at" else name, None) for name in titles}
     fields["at"] = fields["at"] or place
     return [f"{name + ':':<9} {value}" for name, value in fields.items() if value]
+
+
+def _rebuild(cls: type[CustomOpsError], fields: dict[str, Any], args: tuple[Any, ...]) -> Any:
+    error = cls.__new__(cls)
+    error.__dict__.update(fields)
+    error.args = args
+    return error
 
 
 class SchemaError(CustomOpsError, ValueError, RuntimeError):

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import torch
@@ -65,18 +65,10 @@ def define(first: str | Library, /, *args: Any, **kwargs: Any) -> Any:
 
 @overload
 def impl(
-    qualname: str,
-    /,
-    types: str | Iterable[str],
-    func: None = None,
-    *,
-    lib: Lib = None,
-    on_conflict: ImplConflict = "replace",
+    qualname: str, /, types: Names, func: None = None, *, lib: Lib = None, on_conflict: ImplConflict = "replace"
 ) -> Callable[[F], F]: ...
 @overload
-def impl(
-    qualname: str, /, types: str | Iterable[str], func: F, *, lib: Lib = None, on_conflict: ImplConflict = "replace"
-) -> F: ...
+def impl(qualname: str, /, types: Names, func: F, *, lib: Lib = None, on_conflict: ImplConflict = "replace") -> F: ...
 @overload
 def impl(lib: Library, /, name: str, dispatch_key: str = "") -> Callable[[F], F]: ...
 @entry
@@ -160,7 +152,7 @@ def _function_of(name: str) -> Any:
 
     def register(op: Op, /, *args: Any, **kwargs: Any) -> Any:
         result = getattr(adopt(op), name)(*args, **kwargs)
-        return None if name in ("register_autograd", "register_jvp") else result  # as torch.library.register_autograd
+        return None if name in ("register_autograd", "register_jvp") else result  # as torch's functions
 
     register.__name__ = register.__qualname__ = name
     register.__doc__ = f"{method.__doc__.partition(chr(10))[0]}\n\n    As `CustomOpDef.{name}`, for any op."

@@ -209,14 +209,12 @@ def summary(results: Sequence[Checked], stopped: bool, seconds: float) -> str:
 
 
 def as_json(results: Sequence[Checked]) -> str:
-    ops = []
-    for checked in results:
-        entry: dict[str, Any] = {"op": checked.op, "source": checked.source, "status": checked.status}
-        if checked.problem:
-            entry["problem"] = checked.problem
-        if checked.report is not None:
-            entry["report"] = checked.report.to_dict()
-        ops.append(entry)
+    ops = [
+        {"op": checked.op, "source": checked.source, "status": checked.status}
+        | ({"problem": checked.problem} if checked.problem else {})
+        | ({"report": checked.report.to_dict()} if checked.report is not None else {})
+        for checked in results
+    ]
     return json.dumps({"customops": customops.__version__, "ops": ops}, indent=2) + "\n"
 
 

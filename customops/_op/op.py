@@ -592,22 +592,23 @@ for _method in REGISTRATIONS:
 
 # The ops of a registry ------------------------------------------------------------------------------------------------
 
+#: Of whatever parameters and results.
+AnyOp = CustomOpDef[Any, Any]
+
 #: The ops of all registries: there is one dispatcher.
-_by_name: weakref.WeakValueDictionary[str, CustomOpDef[Any, Any]] = weakref.WeakValueDictionary()
+_by_name: weakref.WeakValueDictionary[str, AnyOp] = weakref.WeakValueDictionary()
 
 
 class Ops:
     """The ops of a registry, how long they last, and how they are called: what an op knows of its `Registry`."""
 
     def __init__(self) -> None:
-        self._ops: dict[str, CustomOpDef[Any, Any]] = {}
-        self._adopted: dict[str, CustomOpDef[Any, Any]] = {}
+        self._ops: dict[str, AnyOp] = {}
+        self._adopted: dict[str, AnyOp] = {}
         #: What `Registry.configure` was told, by namespace. The environment counts more, the definition of an op less.
         self._settings: dict[str, dict[str, Any]] = {}
 
-    def add(
-        self, spec: OpSpec, rules: Rules | None = None, op: CustomOpDef[Any, Any] | None = None
-    ) -> CustomOpDef[Any, Any]:
+    def add(self, spec: OpSpec, rules: Rules | None = None, op: AnyOp | None = None) -> AnyOp:
         """Define an op whose name is free; `op` is its object, if it was declared."""
         if (stale := self._adopted.get(spec.qualname)) is not None:  # of an op of others that had the name
             self.drop(stale, replaced(spec.qualname, spec.place, spec.fn))
@@ -618,9 +619,7 @@ class Ops:
         self.enter(op, functools.partial(end, op))
         return op
 
-    def define_op(
-        self, spec: OpSpec, rules: Rules | None = None, op: CustomOpDef[Any, Any] | None = None
-    ) -> CustomOpDef[Any, Any]:
+    def define_op(self, spec: OpSpec, rules: Rules | None = None, op: AnyOp | None = None) -> AnyOp:
         """Define an op, with `rules` that hold nothing yet. The dispatcher is as before if that fails."""
         check_spec(spec)
         known = _torch.library.exists(spec.name.namespace)
@@ -633,7 +632,7 @@ class Ops:
                 _torch.library.forget(spec.name.namespace)
             raise
 
-    def enter(self, op: CustomOpDef[Any, Any], undo: Undo) -> None:
+    def enter(self, op: AnyOp, undo: Undo) -> None:
         """An op was defined, or declared; `undo` undoes it, also where a callback of `when_defined` raises."""
         self._ops[op._qualname] = _by_name[op._qualname] = op
         if op._declaration is None:
@@ -645,7 +644,7 @@ class Ops:
                 raise
         record_in_scope(self, Registration(undo))
 
-    def drop(self, op: CustomOpDef[Any, Any], error: UnregisteredError | None = None) -> bool:
+    def drop(self, op: AnyOp, error: UnregisteredError | None = None) -> bool:
         """Remove an op if it is here; was it? Calling it raises `error` from then on."""
         for table in (self._ops, self._adopted):
             if table.get(op._qualname) is op:
@@ -664,7 +663,7 @@ class Ops:
                 return True
         return False
 
-    def restore(self, op: CustomOpDef[Any, Any]) -> None:
+    def restore(self, op: AnyOp) -> None:
         """Put a removed op back, with the rules it had."""
         if op._declaration is not None:
             op._declare()
@@ -676,7 +675,7 @@ class Ops:
         self._ops[op._qualname] = _by_name[op._qualname] = op
         self.apply_settings(op)
 
-    def library_destroyed(self, op: CustomOpDef[Any, Any], library: Library) -> None:
+    def library_destroyed(self, op: AnyOp, library: Library) -> None:
         """The library of an op was destroyed outside customops, as by torch.library.custom_op redefining its name."""
         if _torch.library.library_alive(library):
             return  # the interpreter exits: nobody will call the op any more
@@ -688,7 +687,7 @@ class Ops:
         """How an op is pickled."""
         raise NotImplementedError
 
-    def apply_settings(self, op: CustomOpDef[Any, Any]) -> None:
+    def apply_settings(self, op: AnyOp) -> None:
         """Let an op be called as was configured. A lazy op that is not defined is left for later."""
         if op._declaration is not None or op._definition.removed is not None:
             return
@@ -755,7 +754,7 @@ def destroyed(qualname: str) -> UnregisteredError:
     return UnregisteredError(problem, op=qualname)
 
 
-def end(op: CustomOpDef[Any, Any], old: CustomOpDef[Any, Any] | None = None) -> None:
+def end(op: AnyOp, old: AnyOp | None = None) -> None:
     """Remove an op for good: its scope or library has ended. `old`, which it replaced, comes back.
 
     If another op has taken the name in the meantime, `old` waits until that one ends, in its own scope.

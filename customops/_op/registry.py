@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import logging
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal, ParamSpec, TypedDict, TypeVar, overload
 
@@ -24,6 +24,7 @@ from customops._dispatch.operator import OperatorHandle, OpSpec, check_library, 
 from customops._dispatch.registrations import Registration, Undo, lock
 from customops._dispatch.results import VALUES, CheckPolicy, expected
 from customops._dispatch.scopes import in_scope, open_scope, outside_scopes, record_in_scope
+from customops._op.callback_types import Lib
 from customops._op.definitions import (
     SIGNATURE,
     ComputingOptions,
@@ -33,8 +34,8 @@ from customops._op.definitions import (
     check_choice,
     spec_of,
 )
-from customops._op.op import CustomOpDef, Ops, Undefined, check_spec, conflict, destroyed, end, place, replaced
-from customops._schema.model import Schema
+from customops._op.op import AnyOp, CustomOpDef, Ops, Undefined, check_spec, conflict, destroyed, end, place, replaced
+from customops._schema.model import Names, Schema
 from customops._schema.parse import check_nameless, parse
 from customops._schema.tags import Tags, normalize_tags
 from customops._torch.library import Library, OpOverload, OpOverloadPacket
@@ -190,7 +191,7 @@ class Registry(Ops, _describe.Listed):
 
     custom_op.__signature__ = SIGNATURE  # type: ignore[attr-defined]
 
-    def _define_function(self, name: Name, given: OpOptions, fn: Callable[..., Any], /) -> CustomOpDef[Any, Any]:
+    def _define_function(self, name: Name, given: OpOptions, fn: Fn, /) -> AnyOp:
         qualname, on_conflict = name.qualname, given.on_conflict
         if not callable(fn):
             raise DefinitionError("custom_op decorates a function", op=qualname, got=brief(fn))
@@ -238,7 +239,7 @@ class Registry(Ops, _describe.Listed):
                 Registration(functools.partial(end, op)).end_with(given.lib)
         return op
 
-    def _replace(self, spec: OpSpec) -> CustomOpDef[Any, Any]:
+    def _replace(self, spec: OpSpec) -> AnyOp:
         """Define an op in the place of another; the other comes back if that fails."""
         check_spec(spec)
         old = _torch.library.torch_op_of(spec.qualname)
@@ -277,13 +278,7 @@ class Registry(Ops, _describe.Listed):
     # Defining an op by its schema, and kernels without a wrapper --------------------------------------------------
 
     def define(
-        self,
-        qualname: str,
-        schema: str,
-        *,
-        lib: Library | None = None,
-        tags: Tags = (),
-        on_conflict: OnConflict = "error",
+        self, qualname: str, schema: str, *, lib: Lib = None, tags: Tags = (), on_conflict: OnConflict = "error"
     ) -> None:
         """Define an op by its schema alone. Register its kernels with `impl`, and its rules with ``register_*``.
 
@@ -343,7 +338,7 @@ class Registry(Ops, _describe.Listed):
                     names.defined(name.packet)
                 else:
                     operator = OperatorHandle.define_from_text(name, schema, all_tags, user_source())
-                    op: CustomOpDef[Any, Any] = CustomOpDef(self, name)
+                    op: AnyOp = CustomOpDef(self, name)
                     op._become(operator)
                     self.enter(op, functools.partial(end, op, old))
             except BaseException:
@@ -352,14 +347,9 @@ class Registry(Ops, _describe.Listed):
                 raise
 
     def impl(
-        self,
-        qualname: str,
-        types: str | Iterable[str],
-        func: Fn | None = None,
-        *,
-        lib: Library | None = None,
+        self, qualname: str, types: Names, func: Fn | None = None, *, lib: Lib = None,
         on_conflict: ImplConflict = "replace",
-    ) -> Any:
+    ) -> Any:  # fmt: skip
         """Register a kernel at dispatch keys without a wrapper: it gets no defaults, and nothing is checked.
 
         See `register_kernel` for kernels that are wrapped.
@@ -435,7 +425,7 @@ class Registry(Ops, _describe.Listed):
             if stale is not None:  # of an op that is gone, redefined by its owner
                 self.drop(stale)
             operator = OperatorHandle.attach(found, user_source())
-            adopted: CustomOpDef[Any, Any] = CustomOpDef(self, operator.name)
+            adopted: AnyOp = CustomOpDef(self, operator.name)
             self._adopted[qualname] = adopted._become(operator)
             library = _torch.library.library_of(qualname)
             if library is not None:
@@ -586,9 +576,7 @@ class Registry(Ops, _describe.Listed):
         return _load, (qualname,)
 
 
-def _check_same(
-    old: CustomOpDef[Any, Any], schema: Schema, tags: tuple[torch.Tag, ...], fix: str, at: str | None
-) -> None:
+def _check_same(old: AnyOp, schema: Schema, tags: tuple[torch.Tag, ...], fix: str, at: str | None) -> None:
     """Raise unless an op has this schema and these tags."""
     known = old._definition.tags
     if old.schema.exact_key != schema.exact_key or set(known) != set(tags):
@@ -614,7 +602,7 @@ def _report() -> None:
             log.warning(text, callback.qualname, callback.source)
 
 
-def _load(qualname: str) -> CustomOpDef[Any, Any]:
+def _load(qualname: str) -> AnyOp:
     return default.adopt(qualname)
 
 
