@@ -194,7 +194,9 @@ def _lower(fn: Callable[..., Any], graph: Any, args: Any, kwargs: Any) -> Any:
     if declined[-1]:
         return NotImplemented
     traced.graph.eliminate_dead_code()  # checks of autograd's, such as is_same_size, which inductor cannot lower
-    boxes = zip(tree_leaves((args, kwargs)), tree_leaves((given, named)), strict=True)
+    # inductor may have filled in defaults, which the node does not have
+    values = (*given, *args[len(given) :]), {name: named.get(name, value) for name, value in kwargs.items()}
+    boxes = zip(tree_leaves((args, kwargs)), tree_leaves(values), strict=True)
     inline = importlib.import_module("torch._inductor.codegen.subgraph").inline_subgraph_to_ir_nodes
     return inline(traced, [box for box, value in boxes if isinstance(value, torch.Tensor)], node.name)
 
