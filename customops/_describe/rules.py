@@ -9,7 +9,7 @@ from typing import Any, Literal
 from customops import _torch
 from customops._autograd.recompute import derived_from
 from customops._dispatch.callbacks import Fn
-from customops._dispatch.devices import _ANY_DEVICE
+from customops._dispatch.names import _ANY_DEVICE
 from customops._rules.autocast import AutocastRule
 from customops._rules.compilers import DecompositionRule, InductorLoweringRule, ReplacementRule
 from customops._rules.functionalization import EffectRule, TorchDispatchRule

@@ -210,31 +210,30 @@ class _Walk:
         self.add(function.__dict__)
         if name is None:
             self.add(code)
-            self._add_globals(function, uses)
-        self.function = outer
-
-    def _add_globals(self, function: types.FunctionType, uses: Uses) -> None:
-        """What a function finds by name: globals, methods put into tensors, and what it imports when it is called."""
-        for name in sorted(uses.names & _ANYTHING):
-            raise _Undigestible(f"by {name}, it may use anything")
-        for name in sorted(uses.names & function.__globals__.keys()):
-            self._text(name)
-            self._add_used(function.__globals__[name], name, uses)
-        for name in sorted(uses.names & vars(torch.Tensor).keys()):
-            method = vars(torch.Tensor)[name]
-            if isinstance(method, types.FunctionType) and _name_of_function(method) is None:
+            # What it finds by name: globals, methods put into tensors, and what it imports when it is called.
+            for name in sorted(uses.names & _ANYTHING):
+                raise _Undigestible(f"by {name}, it may use anything")
+            for name in sorted(uses.names & function.__globals__.keys()):
                 self._text(name)
-                self.add(method)
-        package = function.__globals__.get("__package__") or function.__globals__.get("__name__", "").rpartition(".")[0]
-        for each in uses.imports:
-            self._text(each.variable)
-            name = importlib.util.resolve_name("." * each.dots + each.module, package) if each.dots else each.module
-            if name not in sys.modules:
-                raise _Undigestible(f"it imports {name}, which is not loaded")
-            value = sys.modules[name]
-            if each.attribute is not None:
-                value = _attribute_of(value, each.attribute, sys.modules.get(f"{name}.{each.attribute}"))
-            self._add_used(value, each.variable, uses)
+                self._add_used(function.__globals__[name], name, uses)
+            for name in sorted(uses.names & vars(torch.Tensor).keys()):
+                method = vars(torch.Tensor)[name]
+                if isinstance(method, types.FunctionType) and _name_of_function(method) is None:
+                    self._text(name)
+                    self.add(method)
+            package = (
+                function.__globals__.get("__package__") or function.__globals__.get("__name__", "").rpartition(".")[0]
+            )
+            for each in uses.imports:
+                self._text(each.variable)
+                name = importlib.util.resolve_name("." * each.dots + each.module, package) if each.dots else each.module
+                if name not in sys.modules:
+                    raise _Undigestible(f"it imports {name}, which is not loaded")
+                value = sys.modules[name]
+                if each.attribute is not None:
+                    value = _attribute_of(value, each.attribute, sys.modules.get(f"{name}.{each.attribute}"))
+                self._add_used(value, each.variable, uses)
+        self.function = outer
 
     def _add_used(self, value: Any, name: str, uses: Uses) -> None:
         """A value; or of a module, what a function looks up there that has it by this name."""

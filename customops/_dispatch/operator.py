@@ -17,8 +17,7 @@ from customops import _torch
 from customops._dispatch import names
 from customops._dispatch.callbacks import Fn
 from customops._dispatch.current_kernel import CurrentKernel
-from customops._dispatch.devices import DeviceTypes
-from customops._dispatch.names import Name
+from customops._dispatch.names import DeviceTypes, Name
 from customops._dispatch.registrations import Undo, lock, nothing
 from customops._dispatch.results import CheckPolicy, check_policy
 from customops._schema.advice import may_be_none, part_with, type_of
@@ -111,7 +110,7 @@ class OpSpec:
 # The fast path: kernels that may be called without going through the dispatcher again ---------------------------------
 
 #: Is a call of this kind? The number of its tensors; does one require grad? And the current kernel that it runs.
-Kind = tuple[_torch.dispatcher.Look, int, bool, Any]
+Kind = tuple[_torch.dispatcher.Guard, int, bool, Any]
 #: How many kinds of call an op has, and how many of them are looked for in each call.
 _KINDS, _RECENT = 32, 3
 
@@ -288,7 +287,8 @@ class OperatorHandle:
         if self.library is not None:
             _torch.library.enter_fake(library, self.qualname, fn, source)
         else:
-            _torch.library.register_fake(library, self.name.local, fn, user_stacklevel())
+            stacklevel = user_stacklevel()  # torch takes that frame for the place of the registration
+            _torch.library.register_fake(library, self.name.local, fn, _stacklevel=stacklevel, allow_override=True)
         return undo
 
     def impl_torch_dispatch(self, cls: type, fn: Callable[..., Any], *, own_library: bool = False) -> Undo:
@@ -307,7 +307,7 @@ class OperatorHandle:
     def impl_view_fallback(self) -> None:
         """Let torch make the outputs of a view op true views of its input."""
         library, _ = self._library(own_library=False)
-        _torch.library.install_view_fallback(library, self.name.local)
+        library.m.register_ad_inplace_or_view_fallback(self.name.local)  # type: ignore[union-attr]
 
     def _library(self, own_library: bool) -> tuple[Library, Undo]:
         if self.library is not None and not own_library:
@@ -395,7 +395,7 @@ class OperatorHandle:
             if backend not in path.by_device:
                 path.by_device[backend] = self._find_kernel(backend, dispatched=False)
             current_kernel = path.by_device[backend]
-            looks_same = None if current_kernel is None else _torch.dispatcher.look_of(tensors)
+            looks_same = None if current_kernel is None else _torch.dispatcher.guard_of(tensors)
             if looks_same is None:
                 return None
             kind = (looks_same, len(tensors), any(tensor.requires_grad for tensor in tensors), current_kernel)

@@ -89,15 +89,15 @@ ResultCheck = Callable[[Any, Fn], Any]
 def structure_check(schema: Schema, op: str, role: str) -> ResultCheck:
     """A check that a result has the number and types of returns of the schema. `role`: "kernel" or "fake impl"."""
     returns = schema.returns
-    types = [each.type for each in returns]
 
     def structure(result: Any, fn: Fn) -> Any:
-        if len(types) > 1:
+        if len(returns) > 1:
             if isinstance(result, (list, tuple)):
                 result = tuple(result)  # also of a named one
-            fits = isinstance(result, tuple) and len(result) == len(types) and all(map(fits_type, result, types))
+            fits = isinstance(result, tuple) and len(result) == len(returns)
+            fits = fits and all(fits_type(item, each.type) for item, each in zip(result, returns, strict=True))
         else:
-            fits = fits_type(result, types[0]) if types else result is None
+            fits = fits_type(result, returns[0].type) if returns else result is None
         if not fits:
             raise misfit(op, role, fn, returns, result)
         return result

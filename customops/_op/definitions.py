@@ -12,8 +12,7 @@ from typing_extensions import Required
 from customops._codegen import computed
 from customops._codegen.lowering import Lowering
 from customops._dispatch.callbacks import Fn
-from customops._dispatch.devices import DeviceTypes
-from customops._dispatch.names import Name
+from customops._dispatch.names import DeviceTypes, Name
 from customops._dispatch.operator import OpSpec, Options
 from customops._dispatch.results import CheckPolicy, check_policy, of_environment
 from customops._schema.infer import mutates_args_names, read

@@ -17,7 +17,7 @@ from customops._autograd.layout import BackwardOptions, FromOptions, GradientOpt
 from customops._autograd.recompute import RecomputedFormula
 from customops._codegen.lowering import Lowering
 from customops._dispatch.callbacks import Fn, bind
-from customops._dispatch.devices import DeviceTypes, device_list
+from customops._dispatch.names import DeviceTypes, device_list
 from customops._dispatch.operator import OperatorHandle, check_library
 from customops._dispatch.registrations import Registration, lock
 from customops._dispatch.scopes import Constraints, Sample, Samples, record_in_scope, samples_of, samples_with

@@ -24,8 +24,7 @@ from customops._describe import Described
 from customops._dispatch import fingerprint, names
 from customops._dispatch.callbacks import Fn, bind_kernel
 from customops._dispatch.current_kernel import add_observable, observed_call, remove_observable
-from customops._dispatch.devices import check_devices, device_list
-from customops._dispatch.names import Name
+from customops._dispatch.names import Name, check_devices, device_list
 from customops._dispatch.operator import OperatorHandle, OpSpec, Options, remove
 from customops._dispatch.registrations import Registration, Undo, lock, nothing
 from customops._dispatch.results import of_environment

@@ -18,8 +18,7 @@ from customops import _describe, _torch
 from customops._describe.render import shorter_place
 from customops._dispatch import names
 from customops._dispatch.callbacks import Fn
-from customops._dispatch.devices import dispatch_keys
-from customops._dispatch.names import Callback, Name, find_op, own_name
+from customops._dispatch.names import Callback, Name, dispatch_keys, find_op, own_name
 from customops._dispatch.operator import OperatorHandle, OpSpec, check_library, define_in
 from customops._dispatch.registrations import Registration, Undo, lock
 from customops._dispatch.results import VALUES, CheckPolicy, expected

@@ -315,6 +315,3 @@ def direct_call(qualname: str, device: str) -> Callable[..., Any]:
         return _torch.library.overload_of(name.packet, name.overload)(*args, **kwargs)
 
     return dispatched if operator is None else graph_call(operator, device, dispatched)
-
-
-_torch.inductor.write_direct_calls(may_be_direct, direct_call)

@@ -164,8 +164,9 @@ class FakeRule(Rule[None, Fn]):
     def _changed(self) -> None:
         if self.operator.removed is None:  # else the name may be another op's by now
             self.operator.recompile()
-            source = self.source(None) or self.operator.spec.source
-            _torch.library.set_fake_source(self.operator.qualname, source)
+            record = _torch.library.fake_record(self.operator.qualname)  # of the trampoline that calls the fake
+            if record is not None:
+                record.source = self.source(None) or self.operator.spec.source
 
 
 #: What Dynamo takes from a fake as a fault of it, and wraps: not the kinds that it handles.

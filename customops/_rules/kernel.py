@@ -17,8 +17,8 @@ from customops import _torch
 from customops._codegen.kernel import kernel as generate_kernel
 from customops._dispatch.callbacks import Fn, bind_kernel, filler
 from customops._dispatch.current_kernel import CurrentKernel
-from customops._dispatch.devices import _ANY_DEVICE, DeviceTypes, check_devices, device_list
 from customops._dispatch.fingerprint import uses_in
+from customops._dispatch.names import _ANY_DEVICE, DeviceTypes, check_devices, device_list
 from customops._dispatch.operator import OperatorHandle, OpSpec
 from customops._dispatch.registrations import Registration, RegistrationGroup, Undo, lock
 from customops._dispatch.results import given

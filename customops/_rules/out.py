@@ -23,8 +23,7 @@ from torch import Tensor
 from customops import _torch
 from customops._codegen.lowering import Lowering
 from customops._dispatch.callbacks import Fn, bind_kernel, filler
-from customops._dispatch.devices import DeviceTypes, check_devices
-from customops._dispatch.names import Name
+from customops._dispatch.names import DeviceTypes, Name, check_devices
 from customops._dispatch.operator import OperatorHandle, OpSpec, Options
 from customops._dispatch.registrations import Registration, RegistrationGroup
 from customops._dispatch.results import describe

@@ -285,16 +285,16 @@ def casting_key(qualname: str, tensors: Iterable[torch.Tensor]) -> Any:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# One look at all tensors of a call and at the state of the thread: is this call like an earlier one?
+# A guard on the tensors of a call and the state of the thread: is this call like an earlier one?
 
 #: Without: no op can be called without the dispatcher
 _guards: Any = torch._C._dynamo.guards
-#: ``look(*tensors)``: is the call of the kind that the look was made of? It wants as many tensors.
-Look = Callable[..., bool]
+#: ``guard(*tensors)``: is the call like the one that the guard was made of? It wants as many tensors.
+Guard = Callable[..., bool]
 
 
-def look_of(tensors: Sequence[Tensor]) -> Look | None:
-    """A look for calls like the one with these tensors, which it does not keep; None if it would not know them again.
+def guard_of(tensors: Sequence[Tensor]) -> Guard | None:
+    """A guard for calls like the one with these tensors, which it does not keep; None if it would not know them again.
 
     It compares the type, dtype, device, number of dimensions and dispatch keys of each tensor, to the keys adding those
     that are active in the thread, and taking away those that are excluded there: so it sees dispatch modes, transforms,
@@ -306,19 +306,19 @@ def look_of(tensors: Sequence[Tensor]) -> Look | None:
     if autocast_is_on():
         return None
     if all(tensor.is_cpu for tensor in tensors):
-        look = _guard(tensors)
+        guard = _tensor_guard(tensors)
         if torch.accelerator.is_available():
-            look = lambda *given, guard=look: not autocast_is_on() and guard(*given)  # noqa: E731
+            guard = lambda *given, plain=guard: not autocast_is_on() and plain(*given)  # noqa: E731
     else:  # the keys of a tensor say whether autocast is on for its device
         on_cpu = torch.empty(0)
-        look = functools.partial(_guard([on_cpu, *tensors]), on_cpu)
-    return look if look(*tensors) else None
+        guard = functools.partial(_tensor_guard([on_cpu, *tensors]), on_cpu)
+    return guard if guard(*tensors) else None
 
 
-def _guard(tensors: Sequence[Tensor]) -> Look:
+def _tensor_guard(tensors: Sequence[Tensor]) -> Guard:
     dims = [[None] * tensor.dim() for tensor in tensors]
-    look: Look = _guards.TensorGuards(*tensors, dynamic_dims_sizes=dims, dynamic_dims_strides=dims).check
-    return look
+    guard: Guard = _guards.TensorGuards(*tensors, dynamic_dims_sizes=dims, dynamic_dims_strides=dims).check
+    return guard
 
 
 #: Without: kernels have no names in profiles

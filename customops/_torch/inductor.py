@@ -194,7 +194,9 @@ def _lower(fn: Callable[..., Any], graph: Any, args: Any, kwargs: Any) -> Any:
     if declined[-1]:
         return NotImplemented
     traced.graph.eliminate_dead_code()  # checks of autograd's, such as is_same_size, which inductor cannot lower
-    boxes = zip(tree_leaves((args, kwargs)), tree_leaves((given, named)), strict=True)
+    # inductor may have filled in defaults, which the node does not have
+    values = (*given, *args[len(given) :]), {name: named.get(name, value) for name, value in kwargs.items()}
+    boxes = zip(tree_leaves((args, kwargs)), tree_leaves(values), strict=True)
     inline = importlib.import_module("torch._inductor.codegen.subgraph").inline_subgraph_to_ir_nodes
     return inline(traced, [box for box, value in boxes if isinstance(value, torch.Tensor)], node.name)
 
@@ -207,15 +209,10 @@ def _lower(fn: Callable[..., Any], graph: Any, args: Any, kwargs: Any) -> Any:
 MayBeDirect = Callable[[str, str, tuple[Any, ...], dict[str, Any]], bool]
 #: Stands for a tensor in the arguments of a call.
 TENSOR = object()
-_may_be_direct: MayBeDirect = lambda *call: False  # noqa: E731
-#: The module, and the function there, that compiled code gets its functions from: ``get(qualname, device)``.
-_source = ("", "")
-
-
-def write_direct_calls(may_be_direct: MayBeDirect, get: Callable[[str, str], Callable[..., Any]]) -> None:
-    """Let graphs call what ``get(qualname, device)`` returns, in the place of the dispatcher, where that may be."""
-    global _may_be_direct, _source
-    _may_be_direct, _source = may_be_direct, (get.__module__, get.__name__)
+#: Entered by `patches.install`, as is ``direct_call(qualname, device)``, which returns what graphs call in the place of
+#: the dispatcher, where that may be. Compiled code finds it by its module and name.
+may_be_direct: MayBeDirect = lambda *call: False  # noqa: E731
+direct_call: Any = None
 
 
 def call_directly(ir: Any) -> None:
@@ -230,6 +227,10 @@ def call_directly(ir: Any) -> None:
     ir.FallbackKernel.codegen = codegen
 
 
+#: May tensors in a graph be conjugate or negative views? These are views of complex ones, or come from outside.
+_lazy: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
+
+
 def _direct_name(node: Any, wrapper: Any, ir: Any) -> str | None:
     """The name of the function to be called, which is written to the head of the code; None for torch's own."""
     graph, overload = ir.V.graph, node.op_overload
@@ -239,34 +240,25 @@ def _direct_name(node: Any, wrapper: Any, ir: Any) -> str | None:
         if not isinstance(each, ir.IRNode) or isinstance(each, ir.NonTensorObj) or not each.has_tensor_output():
             return None
     types = {each.get_device().type for each in node.inputs}
-    if len(types) != 1 or _has_lazy_views(graph):
+    if graph not in _lazy:
+        values = (node.meta.get("val") for node in graph.graph.nodes)
+        tensors = [each for value in values for each in tree_leaves(value) if isinstance(each, torch.Tensor)]
+        _lazy[graph] = any(each.is_complex() or each.is_neg() or each._is_zerotensor() for each in tensors)
+    if len(types) != 1 or _lazy[graph]:
         return None
     device = device_key(types.pop())
     args, kwargs = node.unflatten_args([TENSOR] * len(node.inputs), node.constant_args)
-    if not _may_be_direct(overload._name, device, tuple(args), {**node.kwargs, **kwargs}):
+    if not may_be_direct(overload._name, device, tuple(args), {**node.kwargs, **kwargs}):
         return None
     # Of two ops, perhaps: the number tells them apart.
     readable = re.sub(r"[^0-9A-Za-z_]", "_", overload._name)
     name = f"customops_{readable}_{zlib.crc32(overload._name.encode()):08x}_{device}"
     while hasattr(wrapper, "parent_wrapper"):  # the code of a subgraph has no head
         wrapper = wrapper.parent_wrapper
-    module, function = _source
-    wrapper.add_import_once(f"import {module}")
-    wrapper.add_import_once(f"{name} = {module}.{function}({overload._name!r}, {device!r})")
+    wrapper.add_import_once(f"import {direct_call.__module__}")
+    function = f"{direct_call.__module__}.{direct_call.__name__}"
+    wrapper.add_import_once(f"{name} = {function}({overload._name!r}, {device!r})")
     return name
-
-
-#: Of graphs that were looked at: may tensors in them be conjugate or negative views?
-_lazy: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
-
-
-def _has_lazy_views(graph: Any) -> bool:
-    """May tensors in a graph be conjugate or negative views? These are views of complex ones, or come from outside."""
-    if graph not in _lazy:
-        values = (node.meta.get("val") for node in graph.graph.nodes)
-        tensors = [each for value in values for each in tree_leaves(value) if isinstance(each, torch.Tensor)]
-        _lazy[graph] = any(each.is_complex() or each.is_neg() or each._is_zerotensor() for each in tensors)
-    return _lazy[graph]
 
 
 # Out variants in inductor ---------------------------------------------------------------------------------------------
@@ -353,25 +345,11 @@ def separate_reads(reinplace: Any) -> None:
             if isinstance(op, OpOverload) and hasattr(torch_op_of(op._name.replace("__writes", "")), "_definition"):
                 written, tensors = [*_written(node)], set(_arguments(node, written=True))
                 for read in dict.fromkeys(_arguments(node, written=False)):
-                    value = read.meta["val"]
-                    if read in tensors or not any(_may_overlap(value, each) for each in written):
-                        continue
-                    with graph.inserting_before(node):
-                        copy = graph.call_function(torch.ops.aten.clone.default, (read,))
-                    with value.fake_mode:
-                        copy.meta["val"] = value.clone()
-                    swap = functools.partial(_swapped, read, copy)
-                    node.kwargs = {
-                        name: given if name == "_all_bases" else torch.fx.map_arg(given, swap)
-                        for name, given in node.kwargs.items()
-                    }
+                    if read not in tensors and any(_may_overlap(read.meta["val"], each) for each in written):
+                        _copy(graph, node, read)
         original(graph)
 
     reinplace.reinplace_inplaceable_ops_core = core
-
-
-def _swapped(old: torch.fx.Node, new: torch.fx.Node, each: torch.fx.Node) -> torch.fx.Node:
-    return new if each is old else each
 
 
 def _arguments(node: torch.fx.Node, *, written: bool) -> Iterator[torch.fx.Node]:
@@ -401,6 +379,18 @@ def _written(node: torch.fx.Node) -> Iterator[torch.Tensor]:
         for each in view if isinstance(view, list) else (view,):
             if each is not None:
                 yield each.regenerate_view(bases)
+
+
+def _copy(graph: torch.fx.Graph, node: torch.fx.Node, read: torch.fx.Node) -> None:
+    value = read.meta["val"]
+    with graph.inserting_before(node):
+        copy = graph.call_function(torch.ops.aten.clone.default, (read,))
+    with value.fake_mode:
+        copy.meta["val"] = value.clone()
+    node.kwargs = {
+        name: given if name == "_all_bases" else torch.fx.map_arg(given, lambda each: copy if each is read else each)
+        for name, given in node.kwargs.items()
+    }
 
 
 def _may_overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
@@ -619,26 +609,21 @@ class _Watch(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if isinstance(func, OpOverload):
-            self._raise_for(func, args, kwargs)
-        if func is torch.ops.aten._efficientzerotensor.default:
-            func = torch.ops.aten.zeros.default  # of forward mode; inductor reads its memory, which it has none
-        return func(*args, **kwargs)
-
-    def _raise_for(self, func: Any, args: Any, kwargs: Any) -> None:
-        arguments = func._schema.arguments
+        arguments = func._schema.arguments if isinstance(func, OpOverload) else ()
         values = {**dict(zip((each.name for each in arguments), args, strict=False)), **kwargs}
         written = tree_leaves([values.get(each.name) for each in arguments if each.is_write])
         if any(isinstance(each, torch.Tensor) and _memory(each) in self.given for each in written):
             raise self.fault("writes to an argument", "new tensors, and no writes to what it is given", str(func))
-        if not self.random and torch.Tag.nondeterministic_seeded in func.tags:
+        if not self.random and torch.Tag.nondeterministic_seeded in getattr(func, "tags", ()):
             raise self.fault("draws random numbers", "code that does not; a decomposition may", str(func))
-        if func is torch.ops.aten.lift_fresh.default:
-            return  # torch.tensor(...)
-        for tensor in tree_leaves((args, kwargs)):
-            if isinstance(tensor, torch.Tensor) and type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.dim():
+        is_new = func is torch.ops.aten.lift_fresh.default  # torch.tensor(...)
+        for tensor in tree_leaves((args, kwargs)) if isinstance(func, OpOverload) and not is_new else ():
+            if type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.dim():
                 got = f"a tensor with data, of shape {tuple(tensor.shape)}, in {func}"
                 raise self.fault("uses a tensor that is not an argument", "tensors that the op is given", got)
+        if func is torch.ops.aten._efficientzerotensor.default:
+            func = torch.ops.aten.zeros.default  # of forward mode; inductor reads its memory, which it has none
+        return func(*args, **kwargs)
 
 
 def _memory(tensor: torch.Tensor) -> int:

@@ -87,13 +87,6 @@ def namespace_of_ops(name: str) -> Any:
     return vars(_ops).get(name) or getattr(_ops, name)
 
 
-def packet(qualname: str) -> Any:
-    """``torch.ops.ns.name`` for an op that is defined, without that being a use of it."""
-    namespace, _, name = qualname.partition("::")
-    found = namespace_of_ops(namespace)
-    return vars(found).get(name) or _OpNamespace.__getattr__(found, name)
-
-
 def exists(name: str) -> bool:  # torch makes ``torch.ops.<name>`` on first look
     return name in vars(_ops) or name in _held
 
@@ -204,8 +197,11 @@ def why_refused(packet: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
 
 
 def overload_of(qualname: str, overload: str = "") -> OpOverload:
-    """The OpOverload of an op that is defined."""
-    return cast(OpOverload, getattr(packet(qualname), overload or "default"))
+    """The OpOverload of an op that is defined, without that being a use of it."""
+    namespace, _, name = qualname.partition("::")
+    ops = namespace_of_ops(namespace)
+    packet = vars(ops).get(name) or _OpNamespace.__getattr__(ops, name)
+    return cast(OpOverload, getattr(packet, overload or "default"))
 
 
 name_of_overload: Callable[[OpOverload], str] = operator.attrgetter("_name")
@@ -319,11 +315,6 @@ def _gone(*args: Any, **kwargs: Any) -> None:
     raise RuntimeError(
         "a kernel was unregistered; under a dispatch mode, torch cannot find the kernel of another library below it"
     )
-
-
-def install_view_fallback(library: Library, name: str) -> None:
-    """Make outputs of a view op true views of their input (torch's own ADInplaceOrView kernel)."""
-    library.m.register_ad_inplace_or_view_fallback(name)  # type: ignore[union-attr]
 
 
 def impl(library: Library, name: str, fn: Callable[..., Any], key: str, *, with_keyset: bool = False) -> None:
@@ -505,28 +496,16 @@ def disclaim(qualname: str, library: Library) -> None:
         _torch_custom_ops.OPDEFS.pop(qualname, None)
 
 
-def register_fake(library: Library, name: str, fn: Callable[..., Any], stacklevel: int) -> None:
-    """Enter a fake in torch's registry, where FakeTensorMode and meta tensors look.
-
-    `stacklevel` leads from the caller to the frame that torch is to take for the place of the registration.
-    """
-    library._register_fake(name, fn, _stacklevel=stacklevel + 1, allow_override=True)
-
-
 def enter_fake(library: Library, qualname: str, fn: Callable[..., Any], source: str) -> None:
     """`register_fake` for an op that Python defined, by someone who knows the place: finding it is most of the cost."""
     holder = _torch_registry.singleton.find(qualname).fake_impl
     library._registration_handles.append(holder.register(fn, source, lib=library, allow_override=True))
 
 
+#: As torch has them, of a Library: its fakes are where FakeTensorMode and meta tensors look.
+register_fake: Callable[..., None] = Library._register_fake
 register_torch_dispatch: Callable[..., None] = Library._register_torch_dispatch_rule
 register_effect: Callable[..., None] = Library._register_effectful_op
-
-
-def set_fake_source(qualname: str, source: str) -> None:
-    """Tell torch's registry where the fake that a trampoline now calls was written."""
-    if (record := fake_record(qualname)) is not None:
-        record.source = source
 
 
 def forget_entry(qualname: str) -> None:

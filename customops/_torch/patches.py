@@ -9,77 +9,43 @@ import sys
 from collections.abc import Callable
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
-from typing import Any, NamedTuple
+from typing import Any
 
 from customops._torch import autograd, dynamo, inductor, library, probes, tensors
 
-
-class Patch(NamedTuple):
-    """A change of a module of torch."""
-
-    module: str
-    change: Callable[[Any], object]  #: called with the module
-    why: str  #: what torch does without it, and the issue there, if one is known
-    until: str | None = None  #: the first torch that does not need it; None: none so far, or it is no fault of torch's
-
-
-PATCHES = (
-    # What torch gets wrong for custom operators
-    Patch(
-        "torch.fx.experimental.const_fold",
-        autograd.fold_nothing_beside_writes,
-        "torch.func.linearize computes a buffer in advance, before an op writes to it",
-    ),
-    Patch(
-        "torch.fx.experimental.proxy_tensor",
-        tensors.leave_arguments_out,
-        "make_fx wants a value for each parameter of the function that an op wraps, those with a default included",
-    ),
-    Patch(
-        "torch._higher_order_ops.auto_functionalize",
-        tensors.correct_functionalization,
-        "a view of an input that has an offset is taken for another slice of it; ops that write return tensors only",
-    ),
-    Patch(
-        "torch._dynamo.variables.user_defined",
-        dynamo.leave_out_gets,
-        "Dynamo traces a __get__ for what an instance holds, where Python calls none, and fails",
-        until="2.12",
-    ),
-    Patch(
-        "torch._inductor.lowering",
-        inductor.add_storage_offset,
-        "inductor takes the symbolic offset of a view for 0 (pytorch/pytorch#198068)",
-    ),
-    Patch(
-        "torch._inductor.lowering",
-        inductor.correct_as_strided,
-        "inductor counts the offset of as_strided from the start of an input (pytorch/pytorch#175325)",
-        until="2.13",
-    ),
-    Patch(
-        "torch._inductor.fx_passes.reinplace",
-        inductor.separate_reads,
-        "inductor lets an op write over memory that it reads (pytorch/pytorch#198031)",
-    ),
-    Patch(
-        "torch._inductor.ir",
-        inductor.correct_out_variants,
-        "inductor calls out variants, which it has since 2.12, with arguments in another order, or fails",
-    ),
-    Patch(
-        "torch._inductor.codecache",
-        inductor.add_fingerprints,
-        "the keys of compile caches hold the names of ops, and not what they do (pytorch/pytorch#144344)",
-    ),
-    # Where torch has no hook
-    Patch("torch._dynamo.guards", dynamo.hide_frames, "the lines that guards name are those of this package"),
-    Patch("torch._dynamo.output_graph", dynamo.hide_frames, "it has a name of its own for the same function"),
-    Patch("torch._inductor.decomposition", inductor.enter_decompositions, "decompositions are given before it loads"),
-    Patch("torch._inductor.lowering", inductor.enter_lowerings, "lowerings are given before it loads"),
-    Patch("torch.export.decomp_utils", inductor.enter_in_export, "export makes a table of its own each time"),
-    Patch("torch._inductor.fx_passes.joint_graph", inductor.add_pass, "patterns are given before it loads"),
-    Patch("torch._inductor.ir", inductor.call_directly, "calls in graphs go through the dispatcher"),
+#: Modules of torch, and what changes them: called with the module when it is loaded.
+PATCHES: tuple[tuple[str, Callable[[Any], object]], ...] = (
+    # What torch gets wrong for custom operators:
+    # torch.func.linearize computes a buffer in advance, before an op writes to it.
+    ("torch.fx.experimental.const_fold", autograd.fold_nothing_beside_writes),
+    # make_fx wants a value for each parameter of the function that an op wraps, those with a default included.
+    ("torch.fx.experimental.proxy_tensor", tensors.leave_arguments_out),
+    # A view of an input that has an offset is taken for another slice of it; ops that write return tensors only.
+    ("torch._higher_order_ops.auto_functionalize", tensors.correct_functionalization),
+    # Before 2.12 Dynamo traces a __get__ for what an instance holds, where Python calls none, and fails.
+    ("torch._dynamo.variables.user_defined", dynamo.leave_out_gets),
+    # inductor takes the symbolic offset of a view for 0 (pytorch/pytorch#198068).
+    ("torch._inductor.lowering", inductor.add_storage_offset),
+    # Before 2.13 inductor counts the offset of as_strided from the start of an input (pytorch/pytorch#175325).
+    ("torch._inductor.lowering", inductor.correct_as_strided),
+    # inductor lets an op write over memory that it reads (pytorch/pytorch#198031).
+    ("torch._inductor.fx_passes.reinplace", inductor.separate_reads),
+    # inductor calls out variants, which it has since 2.12, with arguments in another order, or fails.
+    ("torch._inductor.ir", inductor.correct_out_variants),
+    # The keys of compile caches hold the names of ops, and not what they do (pytorch/pytorch#144344).
+    ("torch._inductor.codecache", inductor.add_fingerprints),
+    # Where torch has no hook:
+    # The lines that guards name are those of this package. `output_graph` has a name of its own for the same function.
+    ("torch._dynamo.guards", dynamo.hide_frames),
+    ("torch._dynamo.output_graph", dynamo.hide_frames),
+    # Decompositions, lowerings and patterns are given before inductor loads.
+    ("torch._inductor.decomposition", inductor.enter_decompositions),
+    ("torch._inductor.lowering", inductor.enter_lowerings),
+    ("torch._inductor.fx_passes.joint_graph", inductor.add_pass),
+    # export makes a table of its own each time.
+    ("torch.export.decomp_utils", inductor.enter_in_export),
+    # Calls in graphs go through the dispatcher.
+    ("torch._inductor.ir", inductor.call_directly),
 )
 
 
@@ -103,14 +69,13 @@ def install(
         library.watch_registrations(kernel_registered)  # torch.library.Library: `impl`
         library.watch_loading(library_loaded)  # torch.ops: `load_library`
         library.watch_profiling(profiling_changed)  # torch.autograd.profiler: `_run_on_profiler_start` and `_stop`
-        inductor.fingerprint_of = fingerprint
-        inductor.write_direct_calls(may_be_direct, direct_call)
+        inductor.fingerprint_of, inductor.may_be_direct, inductor.direct_call = fingerprint, may_be_direct, direct_call
         sys.meta_path.insert(0, _waiting)
-        for patch in PATCHES:
-            if patch.module in sys.modules:
-                patch.change(sys.modules[patch.module])
+        for module, change in PATCHES:
+            if module in sys.modules:
+                change(sys.modules[module])
             else:
-                _waiting.changes.setdefault(patch.module, []).append(patch.change)
+                _waiting.changes.setdefault(module, []).append(change)
 
 
 class _Waiting(MetaPathFinder):

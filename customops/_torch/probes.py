@@ -44,8 +44,8 @@ class Probe(NamedTuple):
 def probes() -> tuple[Probe, ...]:
     """A probe for each ``#: Without`` of the modules here."""
     sources = {path.stem: path.read_text(encoding="utf-8") for path in sorted(Path(__file__).parent.glob("*.py"))}
-    calls = [node for node in ast.walk(ast.parse(sources["patches"])) if isinstance(node, ast.Call)]
-    patches = {ast.unparse(call.args[1]): _text(call.args[0]) for call in calls if ast.unparse(call.func) == "Patch"}
+    pairs = [node.elts for node in ast.walk(ast.parse(sources["patches"])) if isinstance(node, ast.Tuple)]
+    patches = {ast.unparse(pair[1]): _text(pair[0]) for pair in pairs if len(pair) == 2 and _text(pair[0])}
     found: list[Probe] = []
     for module, source in sources.items():
         handlers = {change.removeprefix(f"{module}."): name for change, name in patches.items()}
