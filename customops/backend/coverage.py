@@ -100,30 +100,37 @@ def _line(error: BaseException) -> str:
 def _check(
     backend: Backend, op: Any, dtype: torch.dtype, backward: bool, limit: int | None
 ) -> tuple[fallbacks.Journal, bool, str | None]:
-    """Compare the results of an op for all inputs with the CPU's.
-
-    Returns what ran where, whether the CPU can run any of the inputs, and the error that ended it.
-    """
+    """What ran in the test of an op, whether the CPU can run any of the inputs, and the error that ended it."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    record, compared = fallbacks.start(), False
+    record = fallbacks.start()
     try:
-        for there, here in itertools.islice(_samples(backend, op, dtype, backward), limit):
-            try:
-                expected = _outcome(op, here, backward)
-            except Exception:
-                continue  # not an input for the CPU either
-            compared = True
-            got = _outcome(op, there, backward)
-            # The results belong on the device unless the CPU is named, or nothing is: `arange(2)`.
-            leaves = _leaves(there)
-            devices = {str(leaf).partition(":")[0] for leaf in leaves if isinstance(leaf, (str, torch.device))}
-            used = {leaf.device.type for leaf in leaves if isinstance(leaf, Tensor)}
-            device = backend.name if "cpu" not in devices and backend.name in devices | used else None
-            _compare(got, expected, device, values=_name(op) not in UNINITIALISED)
+        return record, _compare_all(backend, op, dtype, backward, limit), None
     except Exception as error:
         return record, False, _line(error)
-    return record, compared, None
+
+
+def _compare_all(backend: Backend, op: Any, dtype: torch.dtype, backward: bool, limit: int | None) -> bool:
+    """Compare the results for all inputs with the CPU's; is there one that the CPU can run?"""
+    compared = False
+    for there, here in itertools.islice(_samples(backend, op, dtype, backward), limit):
+        try:
+            expected = _outcome(op, here, backward)
+        except Exception:
+            continue  # not an input for the CPU either
+        compared = True
+        got = _outcome(op, there, backward)
+        device = backend.name if _asks_for(there, backend.name) else None
+        _compare(got, expected, device, values=_name(op) not in UNINITIALISED)
+    return compared
+
+
+def _asks_for(sample: Any, name: str) -> bool:
+    """Do the results belong on the device? Not where the CPU is named, or nothing is: `arange(2)`."""
+    leaves = _leaves(sample)
+    named = {str(leaf).partition(":")[0] for leaf in leaves if isinstance(leaf, (str, torch.device))}
+    used = {leaf.device.type for leaf in leaves if isinstance(leaf, Tensor)}
+    return "cpu" not in named and name in named | used
 
 
 def _samples(backend: Backend, op: Any, dtype: torch.dtype, backward: bool) -> Iterator[tuple[Any, Any]]:
