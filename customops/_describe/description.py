@@ -103,6 +103,11 @@ class Description(render.Shown):
         }
         return {label: text for label, text in lines.items() if text or label == "defined"}
 
+    def _registrations(self) -> str:
+        """The rules that were registered on the op, and where."""
+        rules = [rule for rule in self.rules if rule.origin == "registered"]
+        return ", ".join(f"{rule.kind} ({shorter_place(rule.registered or rule.where)})" for rule in rules)
+
     def _repr_html_(self) -> str:
         rules = [
             (_TITLES.get(r.kind, r.kind), r.target, r.name, shorter_place(r.where), r.origin, _registered(r) or r.note)

@@ -15,7 +15,6 @@ import torch
 from typing_extensions import Unpack
 
 from customops import _describe, _torch
-from customops._describe.render import shorter_place
 from customops._dispatch import names
 from customops._dispatch.callbacks import Fn
 from customops._dispatch.names import Callback, Name, dispatch_keys, find_op, own_name
@@ -253,7 +252,7 @@ class Registry(Ops, _describe.Listed):
                 _torch.library.retire_overload(overload, replaced(spec.qualname, spec.place, spec.fn))
             return self.add(spec)
         is_new = old.source != spec.source and not in_scope(self)  # else the same code runs again
-        dropped = [rule for rule in old.describe().rules if rule.origin == "registered"] if is_new else []
+        dropped = old.describe()._registrations() if is_new else ""
         old._owner.drop(old, replaced(spec.qualname, spec.place, spec.fn))
         try:
             op = self.define_op(spec)
@@ -262,10 +261,8 @@ class Registry(Ops, _describe.Listed):
             raise
         op._rules.fake.follow(old._rules.fake, spec.source)
         if dropped:
-            rules = ", ".join(f"{rule.kind} ({shorter_place(rule.registered or rule.where)})" for rule in dropped)
-            log.warning(
-                "%s: defined again at %s, which drops what was registered: %s", spec.qualname, spec.source, rules
-            )
+            problem = "%s: defined again at %s, which drops what was registered: %s"
+            log.warning(problem, spec.qualname, spec.source, dropped)
         elif is_new and spec.fn is not None and old._init_fn is not None:
             new, before = name_of(spec.fn), name_of(old._init_fn)
             if new != before and "<lambda>" not in (new, before):  # else the same function, changed
