@@ -30,8 +30,8 @@ from customops._op.callback_types import (
     TakesModeAndCall,
 )
 from customops._op.definitions import OnConflict
-from customops._op.methods import REGISTRATIONS
 from customops._op.op import CustomOpDef
+from customops._op.register import REGISTRATIONS
 from customops._op.registry import ImplConflict, default
 from customops._rules.fake import like as like
 from customops._schema.model import Names

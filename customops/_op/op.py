@@ -29,7 +29,7 @@ from customops._dispatch.operator import OperatorHandle, OpSpec, Options, remove
 from customops._dispatch.registrations import Registration, Undo, lock, nothing
 from customops._dispatch.results import of_environment
 from customops._dispatch.scopes import Sample, in_scope, outside_scopes, record_in_scope
-from customops._op.methods import REGISTRATIONS, Register
+from customops._op.register import REGISTRATIONS, Register
 from customops._rules import Rules, compilers
 from customops._rules.fake import Like
 from customops._schema.model import Schema

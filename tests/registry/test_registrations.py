@@ -13,7 +13,7 @@ from torch import Tensor
 import customops
 from customops import CustomOpDef, Registry, Undefined, library
 from customops._op import definitions
-from customops._op.methods import REGISTRATIONS
+from customops._op.register import REGISTRATIONS
 from customops.errors import DefinitionError
 
 
