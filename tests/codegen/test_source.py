@@ -9,11 +9,12 @@ import subprocess
 import sys
 import traceback
 from collections.abc import Callable
-from typing import Any, Optional
+from typing import Any
 
 import pytest
 import torch
 from helpers.generated_kernels import ROOT, plus
+from helpers.processes import Program, run
 from torch import Tensor
 
 import customops
@@ -22,6 +23,7 @@ from customops._codegen import function
 from customops._dispatch.operator import _fast_paths
 from customops._schema.parse import parse
 from customops.errors import AliasError, DefinitionError, KernelError
+from customops.testing import run_each_isolated
 
 # Checks ---------------------------------------------------------------------------------------------------------
 
@@ -79,36 +81,33 @@ def test_a_value_there_is_not(registry: Registry, ns: str, check: Any) -> None:
     assert not hasattr(getattr(torch.ops, ns), "f")
 
 
+#: Of ``CUSTOMOPS_CHECK`` and ``check=``: what a call of an op prints that returns its argument.
+ENVIRONMENTS = [
+    ("never", "always", "returned"),
+    ("always", "never", "AliasError"),
+    ("first", None, "AliasError"),
+    ("", None, "AliasError"),
+    ("", "never", "returned"),
+    ("yes", None, "DefinitionError the environment variable CUSTOMOPS_CHECK has an invalid value"),
+]
+
+
 @pytest.mark.process
-@pytest.mark.parametrize(
-    ("value", "check", "printed"),
-    [
-        ("never", "always", "returned"),
-        ("always", "never", "AliasError"),
-        ("first", None, "AliasError"),
-        ("", None, "AliasError"),
-        ("", "never", "returned"),
-        ("yes", None, "DefinitionError the environment variable CUSTOMOPS_CHECK has an invalid value"),
-    ],
-)
-def test_the_environment_decides(value: str, check: Optional[str], printed: str) -> None:
-    script = f"""
-import torch, customops
-try:
-    op = customops.custom_op("ns::f", lambda x: x, mutates_args=(), schema="(Tensor x) -> Tensor", check={check!r})
-    op(torch.ones(1))
-    print("returned")
-except customops.CustomOpsError as error:
-    print(type(error).__name__, error)
-"""
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", script],
-        env={"CUSTOMOPS_CHECK": value, "PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert printed in done.stdout.replace("ns::f: ", "")
+def test_the_environment_decides() -> None:
+    script = """
+        import torch, customops
+        try:
+            op = customops.custom_op("ns::f", lambda x: x, mutates_args=(), schema="(Tensor x) -> Tensor", check={!r})
+            op(torch.ones(1))
+            print("returned")
+        except customops.CustomOpsError as error:
+            print(type(error).__name__, error)
+    """
+    programs = [Program(script.format(check), (), {"CUSTOMOPS_CHECK": value}) for value, check, _ in ENVIRONMENTS]
+    found = run_each_isolated([functools.partial(run, program) for program in programs])
+    for each, (_, _, printed) in zip(found, ENVIRONMENTS, strict=True):
+        each.get()
+        assert printed in each.stdout.replace("ns::f: ", "")
 
 
 # Reading it -----------------------------------------------------------------------------------------------------

@@ -40,4 +40,5 @@ def import_inductor() -> None:
 def run(program: Program) -> None:
     os.environ.update(program.environment)
     sys.argv = ["program", *program.arguments]
-    exec(compile(textwrap.dedent(program.code), "<program>", "exec"), {"__name__": "__main__"})
+    main = vars(sys.modules["__main__"])  # where annotations of its classes are looked up
+    exec(compile(textwrap.dedent(program.code), "<program>", "exec"), main)
