@@ -9,8 +9,7 @@ import importlib
 import os
 from typing import TYPE_CHECKING, Any
 
-from customops import _torch
-from customops import _versions as _versions  # it refuses a torch that is too old
+from customops import _versions as _versions  # first: it refuses a torch that is too old
 from customops import errors as errors
 from customops import schema as schema
 from customops._dispatch import current_kernel as _current_kernel
@@ -26,6 +25,7 @@ from customops._rules import compilers as _compilers
 from customops._schema.annotations import Keys, Mut, Mutates, SameAs
 from customops._schema.infer import infer_schema
 from customops._schema.named import Named
+from customops._torch.patches import install as _install
 from customops._torch.schema import Tag
 from customops.errors import CustomOpsError, OpCheckError, did_you_mean, helper
 from customops.library import (
@@ -133,7 +133,7 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}" + (f": {near}" if near else ""))
 
 
-_torch.install(
+_install(
     before_use=_names.use,
     looks_up=_names.look_up,
     definition_begins=_names.being_defined.add,

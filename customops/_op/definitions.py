@@ -68,16 +68,15 @@ class OpOptions:
 
         What needs the function is validated by `spec_of`, and by `check_spec` right before the definition.
         """
-        options = cls(**given)
-        mutates_args = options.mutates_args
+        values = dict(given)
+        if values.get("mutates_args") is not None:
+            values["mutates_args"] = mutates_args_names(values["mutates_args"], op)
+        values["nondiff_args"] = names_in(values.get("nondiff_args", ()), "nondiff_args", op)
+        options = cls(**values)
         check_choice("on_conflict", options.on_conflict, OnConflict, op, DefinitionError)
         if not isinstance(options.lazy, bool | None):
             raise DefinitionError("lazy must be True, False or None", op=op, got=brief(options.lazy))
-        return dataclasses.replace(
-            options,
-            mutates_args=None if mutates_args is None else mutates_args_names(mutates_args, op),
-            nondiff_args=names_in(options.nondiff_args, "nondiff_args", op),
-        )
+        return options
 
 
 _Parameter = inspect.Parameter

@@ -297,22 +297,22 @@ class CustomOpDef(Described[P], Register[P, R]):
     def _choose_call(self) -> None:
         """Generate the ``__call__`` of the object, where it has to do more than that of `CustomOpDef`."""
         spec, options, calls = self._definition.spec, self._definition.options, []
-        self._lowering = self._complete = None
+        lowering, completed = None, None
         if spec.fn is not None:
             if options.skip_dispatcher and bypass.obstacle(spec.schema, eager=options.eager) is None:
                 call = bypass.call(spec.schema, spec.tags, spec.qualname, options.check, eager=options.eager)
                 calls.append(_torch.dynamo.outside_dynamo(call))
             parameters = spec.schema
             if spec.signature is not None:
-                self._lowering = Lowering(spec.signature, spec.schema, spec.qualname)
-                parameters = self._lowering.parameters
-                calls.insert(0, self._lowering.call(*calls))
+                lowering = Lowering(spec.signature, spec.schema, spec.qualname)
+                parameters = lowering.parameters
+                calls.insert(0, lowering.call(*calls))
             if spec.computed_args:
                 inner = calls[0] if calls else CustomOpDef.__call__
                 call, complete = computed.functions(parameters, spec.computed_args, spec.qualname, inner)
-                self._complete = functools.partial(complete, None)
+                completed = functools.partial(complete, None)
                 calls.insert(0, _torch.dynamo.outside_dynamo(call))
-        self._calls = calls
+        self._calls, self._lowering, self._complete = calls, lowering, completed
         if self._declaration is None:
             self._take_class()
 
@@ -373,15 +373,6 @@ class CustomOpDef(Described[P], Register[P, R]):
 
     # Lazy ops: any use defines them -----------------------------------------------------------------------------
 
-    @staticmethod
-    def declare(owner: Ops, name: Name, fn: Fn, make_spec: Callable[[], OpSpec]) -> CustomOpDef[Any, Any]:
-        """An op that is defined when it is first used, with what was registered on it until then."""
-        op: _DefinedByCall[Any, Any] = _DefinedByCall(owner, name, fn)
-        op._lazy = op._declaration = Declaration(name, make_spec)
-        vars(op).update({method: functools.partial(op._remember, method) for method in REGISTRATIONS})
-        op._declare()
-        return op
-
     def _declare(self) -> None:
         assert self._declaration is not None
         self._declaration.removed = None
@@ -410,10 +401,9 @@ class CustomOpDef(Described[P], Register[P, R]):
                 raise declaration.removed
             if method == "register_kernel" and args:
                 device_list(args[0], self._qualname)
-            fn = args[at] if at is not None and len(args) > at else kwargs.get("func")
+            fn = _function_in(method, self, args, kwargs)
             if at is not None and fn is None:
                 return functools.partial(self._remember, method, *args[:at], **kwargs)
-            _signature(method).bind(self, *args, **kwargs)
             if not (fn is None or callable(fn) or isinstance(fn, (str, Like, tuple, list))):
                 raise RegistrationError(f"{method} takes a function", op=self._qualname, got=brief(fn))
             declaration.remembered.append(_Remembered(method, args, kwargs, user_source()))
@@ -518,9 +508,29 @@ class _DefinedByCall(CustomOpDef[P, R]):
     _torch.dynamo.outside_dynamo(__call__)
 
 
+def declare(owner: Ops, name: Name, fn: Fn, make_spec: Callable[[], OpSpec]) -> CustomOpDef[Any, Any]:
+    """An op that is defined when it is first used, with what was registered on it until then."""
+    op: _DefinedByCall[Any, Any] = _DefinedByCall(owner, name, fn)
+    op._lazy = op._declaration = Declaration(name, make_spec)
+    vars(op).update({method: functools.partial(op._remember, method) for method in REGISTRATIONS})
+    op._declare()
+    return op
+
+
 @functools.cache
 def _signature(method: str) -> inspect.Signature:
     return inspect.signature(getattr(CustomOpDef, method))
+
+
+def _function_in(method: str, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The function among the arguments of a registration that is not made now; None if there is none.
+
+    Raises:
+        TypeError: the method does not take these arguments.
+    """
+    _signature(method).bind(op, *args, **kwargs)
+    at = REGISTRATIONS[method].function
+    return args[at] if at is not None and len(args) > at else kwargs.get("func")
 
 
 # The place of an op that is not defined -------------------------------------------------------------------------------
@@ -576,13 +586,17 @@ class Undefined(CustomOpDef[P, R]):
 
 def _ignored(method: str) -> Fn:
     """A registration that has no effect."""
-    at = REGISTRATIONS[method].function
+    takes_function = REGISTRATIONS[method].function is not None
 
     def register(self: Any, /, *args: Any, **kwargs: Any) -> Any:
-        fn = args[at] if at is not None and len(args) > at else kwargs.get("func")
-        return (lambda fn: fn) if fn is None and at is not None else fn
+        fn = _function_in(method, self, args, kwargs)
+        return _same if fn is None and takes_function else fn
 
     return functools.wraps(getattr(CustomOpDef, method))(register)
+
+
+def _same(fn: Any) -> Any:
+    return fn
 
 
 for _method in REGISTRATIONS:
@@ -596,6 +610,11 @@ AnyOp = CustomOpDef[Any, Any]
 
 #: The ops of all registries: there is one dispatcher.
 _by_name: weakref.WeakValueDictionary[str, AnyOp] = weakref.WeakValueDictionary()
+
+
+def _forget(op: AnyOp) -> None:
+    if _by_name.get(op._qualname) is op:
+        del _by_name[op._qualname]
 
 
 class Ops:
@@ -648,8 +667,7 @@ class Ops:
         for table in (self._ops, self._adopted):
             if table.get(op._qualname) is op:
                 del table[op._qualname]
-                if _by_name.get(op._qualname) is op:
-                    del _by_name[op._qualname]
+                _forget(op)
                 error = error or UnregisteredError("the op was unregistered", op=op._qualname, fix=AGAIN)
                 if op._declaration is not None:
                     op._declaration.removed = error
@@ -679,7 +697,8 @@ class Ops:
         if _torch.library.library_alive(library):
             return  # the interpreter exits: nobody will call the op any more
         if op._definition.library is library and self._ops.get(op._qualname) is op:
-            del self._ops[op._qualname], _by_name[op._qualname]
+            del self._ops[op._qualname]
+            _forget(op)
             op._end(destroyed(op._qualname))
 
     def reduce(self, qualname: str) -> tuple[Any, ...]:

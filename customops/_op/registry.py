@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import dataclasses
 import functools
 import logging
 import weakref
@@ -32,7 +31,19 @@ from customops._op.definitions import (
     check_choice,
     spec_of,
 )
-from customops._op.op import AnyOp, CustomOpDef, Ops, Undefined, check_spec, conflict, destroyed, end, place, replaced
+from customops._op.op import (
+    AnyOp,
+    CustomOpDef,
+    Ops,
+    Undefined,
+    check_spec,
+    conflict,
+    declare,
+    destroyed,
+    end,
+    place,
+    replaced,
+)
 from customops._schema.model import Names, Schema
 from customops._schema.parse import check_nameless, parse
 from customops._schema.tags import Tags, normalize_tags
@@ -177,10 +188,12 @@ class Registry(Ops, _describe.Listed):
             ... def scale(x: Tensor, by: float = 2.0) -> Tensor:
             ...     return x * by
         """
-        if not options.keys() <= SIGNATURE.parameters.keys():
-            unknown = next(option for option in options if option not in SIGNATURE.parameters)
+        unknown = next((option for option in options if option not in OpOptions.__dataclass_fields__), None)
+        if unknown is not None:
             problem = f"custom_op() got an unexpected keyword argument {unknown!r}"
             raise TypeError(misused(Registry.custom_op, problem, (self, name), options))
+        if options.get("direct_in_graphs") is None:
+            options["direct_in_graphs"] = self.direct_in_graphs
         parsed, given = own_name(name), OpOptions.read(options, name)
         if given.lib is not None:
             check_library(given.lib, parsed.namespace, name)
@@ -200,8 +213,6 @@ class Registry(Ops, _describe.Listed):
             )
         if not wanted:
             return Undefined(qualname, fn, given.computed_args)
-        if given.direct_in_graphs is None:
-            given = dataclasses.replace(given, direct_in_graphs=self.direct_in_graphs)
         with lock:
             declared = names.declared(qualname)
             is_defined = _torch.library.is_defined(name.packet, name.overload)
@@ -212,7 +223,7 @@ class Registry(Ops, _describe.Listed):
             if is_lazy and (not is_there or (on_conflict == "replace" and not is_defined)):
                 if declared is not None:
                     declared._owner.drop(declared, replaced(qualname, location_of(fn), fn))
-                op = CustomOpDef.declare(self, name, fn, functools.partial(spec_of, name, fn, given))
+                op = declare(self, name, fn, functools.partial(spec_of, name, fn, given))
                 self.enter(op, functools.partial(end, op, declared))
             else:
                 spec = spec_of(name, fn, given)
@@ -338,7 +349,7 @@ class Registry(Ops, _describe.Listed):
                     op._become(operator)
                     self.enter(op, functools.partial(end, op, old))
             except BaseException:
-                if old is not None:
+                if old is not None and not names.exists(name):
                     old._owner.restore(old)
                 raise
 

@@ -18,5 +18,3 @@ with probes.stand_ins():
     from customops._torch import library as library
     from customops._torch import schema as schema
     from customops._torch import tensors as tensors
-
-from customops._torch.patches import install as install

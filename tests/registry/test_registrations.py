@@ -116,3 +116,25 @@ def test_the_options_of_custom_op_are_said_once() -> None:
 def test_a_value_that_no_option_has(registry: Registry, ns: str, option: str) -> None:
     with pytest.raises(DefinitionError, match=option):
         registry.custom_op(f"{ns}::f", double_fn, mutates_args=(), **{option: 3})  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize("option", ["fn", "name", "self", "mutate_args"])
+def test_an_option_that_is_none(registry: Registry, ns: str, option: str) -> None:
+    with pytest.raises(TypeError, match=rf"custom_op\(\) got an unexpected keyword argument '{option}'"):
+        registry.custom_op(f"{ns}::f", **{option: double_fn})  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize("kind", [{}, {"lazy": True}, {"when": False}], ids=["defined", "lazy", "undefined"])
+def test_arguments_that_a_registration_does_not_take(registry: Registry, ns: str, kind: dict[str, Any]) -> None:
+    """Also where the registration is remembered, or has no effect, and where the function is to come."""
+    op: Any = registry.custom_op(f"{ns}::f", double_fn, mutates_args=(), **kind)
+    for call in (
+        lambda: op.register_fake(torch.empty_like, library=None),
+        lambda: op.register_fake(library=None),
+        lambda: op.register_kernel(),
+        lambda: op.register_autocast("cpu"),
+        lambda: op.register_autograd_from(recompute=False),
+    ):
+        with pytest.raises(TypeError):
+            call()
+    assert "declare" not in dir(op)
