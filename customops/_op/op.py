@@ -387,28 +387,6 @@ class CustomOpDef(Described[P], Register[P, R]):
         """torch.library.custom_op is defining an op of the name."""
         self._owner.drop(self, UnregisteredError("torch.library.custom_op redefined the op", op=self._qualname))
 
-    @entry
-    def _remember(self, method: str, /, *args: Any, **kwargs: Any) -> Any:
-        """Keep a registration for the definition, after what can be checked without it."""
-        at = REGISTRATIONS[method].function
-        with lock:
-            if kwargs.get("lib") is not None or in_scope(self._owner):
-                self._define()  # what ends earlier than the op is registered now
-            declaration = self._declaration
-            if declaration is None or self._defined_here():
-                return getattr(CustomOpDef, method)(self, *args, **kwargs)
-            if declaration.removed is not None:
-                raise declaration.removed
-            if method == "register_kernel" and args:
-                device_list(args[0], self._qualname)
-            fn = _function_in(method, self, args, kwargs)
-            if at is not None and fn is None:
-                return functools.partial(self._remember, method, *args[:at], **kwargs)
-            if not (fn is None or callable(fn) or isinstance(fn, (str, Like, tuple, list))):
-                raise RegistrationError(f"{method} takes a function", op=self._qualname, got=brief(fn))
-            declaration.remembered.append(_Remembered(method, args, kwargs, user_source()))
-        return fn
-
     def _define(self) -> None:
         """Be defined, with all that was registered. Where that fails, everything is as before."""
         with lock:
@@ -428,11 +406,9 @@ class CustomOpDef(Described[P], Register[P, R]):
                             raise conflict(spec.qualname, reason, "choose another name", where(self.__wrapped__))
                         self._owner.add(spec, op=self)
                     try:
-                        for method in REGISTRATIONS:
-                            del vars(self)[method]
                         for each in declaration.remembered:
                             with asked_for_at(each.source):
-                                getattr(self, each.method)(*each.args, **each.kwargs)
+                                getattr(CustomOpDef, each.method)(self, *each.args, **each.kwargs)
                     except BaseException:
                         self._declaration = None
                         self._owner.drop(self, UnregisteredError("the definition of the op failed", op=self._qualname))
@@ -492,11 +468,16 @@ def _define_by_name(qualname: str) -> int:
     return 0
 
 
-class _DefinedByCall(CustomOpDef[P, R]):
-    """The class of a lazy op until it is defined, and takes the class that has its ``__call__``."""
+class DeclaredOp(CustomOpDef[P, R]):
+    """The class of a lazy op until it is defined: a call defines it, and registrations are remembered."""
 
     #: Its declaration, for calls that began before it was defined.
     _lazy: Declaration
+
+    def __init__(self, owner: Ops, name: Name, fn: Fn, make_spec: Callable[[], OpSpec]) -> None:
+        super().__init__(owner, name, fn)
+        self._lazy = self._declaration = Declaration(name, make_spec)
+        self._declare()
 
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
         if is_dynamo_compiling():
@@ -507,14 +488,34 @@ class _DefinedByCall(CustomOpDef[P, R]):
 
     _torch.dynamo.outside_dynamo(__call__)
 
+    def _remember(self, method: str, /, *args: Any, **kwargs: Any) -> Any:
+        """Keep a registration for the definition, after what can be checked without it."""
+        at = REGISTRATIONS[method].function
+        with lock:
+            if kwargs.get("lib") is not None or in_scope(self._owner):
+                self._define()  # what ends earlier than the op is registered now
+            declaration = self._declaration
+            if declaration is None or self._defined_here():
+                return getattr(CustomOpDef, method)(self, *args, **kwargs)
+            if declaration.removed is not None:
+                raise declaration.removed
+            if method == "register_kernel" and args:
+                device_list(args[0], self._qualname)
+            fn = _function_in(method, self, args, kwargs)
+            if at is not None and fn is None:
+                return functools.partial(self._remember, method, *args[:at], **kwargs)
+            if not (fn is None or callable(fn) or isinstance(fn, (str, Like, tuple, list))):
+                raise RegistrationError(f"{method} takes a function", op=self._qualname, got=brief(fn))
+            declaration.remembered.append(_Remembered(method, args, kwargs, user_source()))
+        return fn
 
-def declare(owner: Ops, name: Name, fn: Fn, make_spec: Callable[[], OpSpec]) -> CustomOpDef[Any, Any]:
-    """An op that is defined when it is first used, with what was registered on it until then."""
-    op: _DefinedByCall[Any, Any] = _DefinedByCall(owner, name, fn)
-    op._lazy = op._declaration = Declaration(name, make_spec)
-    vars(op).update({method: functools.partial(op._remember, method) for method in REGISTRATIONS})
-    op._declare()
-    return op
+
+def _remembering(method: str) -> Fn:
+    @functools.wraps(getattr(CustomOpDef, method))
+    def register(self: DeclaredOp[Any, Any], /, *args: Any, **kwargs: Any) -> Any:
+        return self._remember(method, *args, **kwargs)
+
+    return entry(register)
 
 
 @functools.cache
@@ -600,6 +601,7 @@ def _same(fn: Any) -> Any:
 
 
 for _method in REGISTRATIONS:
+    setattr(DeclaredOp, _method, _remembering(_method))
     setattr(Undefined, _method, _ignored(_method))
 
 

@@ -34,11 +34,11 @@ from customops._op.definitions import (
 from customops._op.op import (
     AnyOp,
     CustomOpDef,
+    DeclaredOp,
     Ops,
     Undefined,
     check_spec,
     conflict,
-    declare,
     destroyed,
     end,
     place,
@@ -223,7 +223,7 @@ class Registry(Ops, _describe.Listed):
             if is_lazy and (not is_there or (on_conflict == "replace" and not is_defined)):
                 if declared is not None:
                     declared._owner.drop(declared, replaced(qualname, location_of(fn), fn))
-                op = declare(self, name, fn, functools.partial(spec_of, name, fn, given))
+                op: AnyOp = DeclaredOp(self, name, fn, functools.partial(spec_of, name, fn, given))
                 self.enter(op, functools.partial(end, op, declared))
             else:
                 spec = spec_of(name, fn, given)

@@ -137,4 +137,3 @@ def test_arguments_that_a_registration_does_not_take(registry: Registry, ns: str
     ):
         with pytest.raises(TypeError):
             call()
-    assert "declare" not in dir(op)
