@@ -94,7 +94,7 @@ def _impl_in(lib: Library, name: str, dispatch_key: str = "") -> Callable[[F], F
     return register
 
 
-# What type checkers know of the functions below, each the method of an op of the same name.
+# What type checkers and editors know of the functions below, each the method of an op of the same name.
 if TYPE_CHECKING:
 
     @overload
@@ -103,7 +103,9 @@ if TYPE_CHECKING:
     ) -> Callable[[F], F]: ...
     @overload
     def register_kernel(op: Op, device_types: DeviceTypes, fn: F, /, *, lib: Lib = None) -> F: ...
-    def register_kernel(op: Op, device_types: DeviceTypes, fn: Fn | None = None, /, *, lib: Lib = None) -> Any: ...
+    def register_kernel(op: Op, device_types: DeviceTypes, fn: Fn | None = None, /, *, lib: Lib = None) -> Any:
+        """Register the kernel of any op for some device types, as `CustomOpDef.register_kernel` does."""
+
     @overload
     def register_fake(
         op: Op, fn: None = None, /, *, lib: Lib = None, allow_override: bool = True
@@ -112,24 +114,36 @@ if TYPE_CHECKING:
     def register_fake(op: Op, fn: F, /, *, lib: Lib = None, allow_override: bool = True) -> F: ...
     @overload
     def register_fake(op: Op, fn: DeclaredF, /, *, lib: Lib = None, allow_override: bool = True) -> DeclaredF: ...
-    def register_fake(op: Op, fn: Any = None, /, *, lib: Lib = None, allow_override: bool = True) -> Any: ...
+    def register_fake(op: Op, fn: Any = None, /, *, lib: Lib = None, allow_override: bool = True) -> Any:
+        """Register the fake impl of any op, as `CustomOpDef.register_fake` does."""
+
     def register_autograd(
         op: Op, backward: Backward, /, *, setup_context: AnySetupContext[Any] = None, lib: Lib = None,
         **options: Unpack[BackwardOptions],
-    ) -> None: ...  # fmt: skip
+    ) -> None:  # fmt: skip
+        """Register the gradient formula of any op, as `CustomOpDef.register_autograd` does."""
+
     def register_jvp(
         op: Op, jvp: Backward, /, *, setup_context: AnySetupContext[Any] = None, lib: Lib = None,
         **options: Unpack[GradientOptions],
-    ) -> None: ...  # fmt: skip
-    def register_autograd_from(op: Op, fn: F, /, *, lib: Lib = None, **options: Unpack[FromOptions]) -> F: ...
-    def register_autocast(op: Op, device_type: str, cast_inputs: torch.dtype, /, *, lib: Lib = None) -> None: ...
+    ) -> None:  # fmt: skip
+        """Register the forward-mode formula of any op, as `CustomOpDef.register_jvp` does."""
+
+    def register_autograd_from(op: Op, fn: F, /, *, lib: Lib = None, **options: Unpack[FromOptions]) -> F:
+        """Register the gradients of a function for any op, as `CustomOpDef.register_autograd_from` does."""
+
+    def register_autocast(op: Op, device_type: str, cast_inputs: torch.dtype, /, *, lib: Lib = None) -> None:
+        """Register the autocast rule of any op, as `CustomOpDef.register_autocast` does."""
+
     @overload
     def register_vmap(op: Op, fn: None = None, /, *, lib: Lib = None) -> Callable[[ResultAndDims], ResultAndDims]: ...
     @overload
     def register_vmap(op: Op, fn: Strategy, /, *, lib: Lib = None) -> Strategy: ...
     @overload
     def register_vmap(op: Op, fn: ResultAndDims, /, *, lib: Lib = None) -> ResultAndDims: ...
-    def register_vmap(op: Op, fn: Any = None, /, *, lib: Lib = None) -> Any: ...
+    def register_vmap(op: Op, fn: Any = None, /, *, lib: Lib = None) -> Any:
+        """Register the batching rule of any op, as `CustomOpDef.register_vmap` does."""
+
     @overload
     def register_torch_dispatch(
         op: Op, torch_dispatch_class: type, fn: None = None, /, *, lib: Lib = None
@@ -138,11 +152,16 @@ if TYPE_CHECKING:
     def register_torch_dispatch(
         op: Op, torch_dispatch_class: type, fn: TakesModeAndCall, /, *, lib: Lib = None
     ) -> TakesModeAndCall: ...
-    def register_torch_dispatch(op: Op, torch_dispatch_class: type, fn: Any = None, /, *, lib: Lib = None) -> Any: ...
+    def register_torch_dispatch(op: Op, torch_dispatch_class: type, fn: Any = None, /, *, lib: Lib = None) -> Any:
+        """Register a function for any op and a mode or subclass, as `CustomOpDef.register_torch_dispatch` does."""
+
     def register_out(
         op: Op, fn: Fn | None = None, /, *, device_types: DeviceTypes = None, inplace: Names = (), lib: Lib = None
-    ) -> Any: ...
-    def register_effect(op: Op, effect: Any) -> None: ...
+    ) -> Any:
+        """Register an out kernel of any op, as `CustomOpDef.register_out` does."""
+
+    def register_effect(op: Op, effect: Any) -> None:
+        """Mark any op as having a side effect, or none, as `CustomOpDef.register_effect` does."""
 
 
 def _function_of(name: str) -> Any:
