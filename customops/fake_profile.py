@@ -7,7 +7,6 @@ writes, is read with PyYAML.
 
 from __future__ import annotations
 
-import functools
 import importlib
 import importlib.util
 import json
@@ -223,16 +222,14 @@ def get_torch_version() -> str:
     return ".".join(torch.__version__.split(".")[:2])
 
 
-def _as_json(record: Any) -> dict[str, Any]:
-    """A profile, or the metadata of a tensor, of ours or of torch."""
-    if not hasattr(record, "rank"):
-        return {"args_profile": record.args_profile, "out_profile": record.out_profile}
-    return {
-        "rank": record.rank,
-        "dtype": _DTYPE_NUMBERS.write(record.dtype),
-        "device": str(record.device),
-        "layout": _LAYOUT_NUMBERS.write(record.layout),
-    }
+def _written(item: Any) -> Any:
+    """The metadata of a tensor, of ours or of torch, or of several, as JSON has it; None stands for no tensor."""
+    if item is None:
+        return None
+    if isinstance(item, (tuple, list)):
+        return [*map(_written, item)]
+    dtype, layout = _DTYPE_NUMBERS.write(item.dtype), _LAYOUT_NUMBERS.write(item.layout)
+    return {"rank": item.rank, "dtype": dtype, "device": str(item.device), "layout": layout}
 
 
 def generate_yaml_from_profiles(op_profiles: Profiles) -> str:
@@ -241,9 +238,14 @@ def generate_yaml_from_profiles(op_profiles: Profiles) -> str:
     Raises:
         ProfileError: the format does not support a dtype or layout.
     """
-    dump = functools.partial(json.dumps, default=_as_json)
-    operators = {name: sorted(profiles, key=dump) for name, profiles in op_profiles.items()}
-    return dump({"torch_version": get_torch_version(), "operators": operators}, indent=1) + "\n"
+    operators = {
+        name: sorted(
+            ({"args_profile": _written(p.args_profile), "out_profile": _written(p.out_profile)} for p in profiles),
+            key=json.dumps,
+        )
+        for name, profiles in op_profiles.items()
+    }
+    return json.dumps({"torch_version": get_torch_version(), "operators": operators}, indent=1) + "\n"
 
 
 def _read_tensor(data: dict[str, Any]) -> TensorMetadata:

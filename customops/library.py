@@ -5,9 +5,8 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import Any, TypeVar, overload
 
 import torch
 from torch.library import Library as Library
@@ -31,7 +30,6 @@ from customops._op.callback_types import (
 )
 from customops._op.definitions import OnConflict
 from customops._op.op import CustomOpDef
-from customops._op.register import REGISTRATIONS
 from customops._op.registry import ImplConflict, default
 from customops._rules.fake import like as like
 from customops._schema.model import Names
@@ -94,93 +92,96 @@ def _impl_in(lib: Library, name: str, dispatch_key: str = "") -> Callable[[F], F
     return register
 
 
-# What type checkers and editors know of the functions below, each the method of an op of the same name.
-if TYPE_CHECKING:
-
-    @overload
-    def register_kernel(
-        op: Op, device_types: DeviceTypes, fn: None = None, /, *, lib: Lib = None
-    ) -> Callable[[F], F]: ...
-    @overload
-    def register_kernel(op: Op, device_types: DeviceTypes, fn: F, /, *, lib: Lib = None) -> F: ...
-    def register_kernel(op: Op, device_types: DeviceTypes, fn: Fn | None = None, /, *, lib: Lib = None) -> Any:
-        """Register the kernel of any op for some device types, as `CustomOpDef.register_kernel` does."""
-
-    @overload
-    def register_fake(
-        op: Op, fn: None = None, /, *, lib: Lib = None, allow_override: bool = True
-    ) -> Callable[[F], F]: ...
-    @overload
-    def register_fake(op: Op, fn: F, /, *, lib: Lib = None, allow_override: bool = True) -> F: ...
-    @overload
-    def register_fake(op: Op, fn: DeclaredF, /, *, lib: Lib = None, allow_override: bool = True) -> DeclaredF: ...
-    def register_fake(op: Op, fn: Any = None, /, *, lib: Lib = None, allow_override: bool = True) -> Any:
-        """Register the fake impl of any op, as `CustomOpDef.register_fake` does."""
-
-    def register_autograd(
-        op: Op, backward: Backward, /, *, setup_context: AnySetupContext[Any] = None, lib: Lib = None,
-        **options: Unpack[BackwardOptions],
-    ) -> None:  # fmt: skip
-        """Register the gradient formula of any op, as `CustomOpDef.register_autograd` does."""
-
-    def register_jvp(
-        op: Op, jvp: Backward, /, *, setup_context: AnySetupContext[Any] = None, lib: Lib = None,
-        **options: Unpack[GradientOptions],
-    ) -> None:  # fmt: skip
-        """Register the forward-mode formula of any op, as `CustomOpDef.register_jvp` does."""
-
-    def register_autograd_from(op: Op, fn: F, /, *, lib: Lib = None, **options: Unpack[FromOptions]) -> F:
-        """Register the gradients of a function for any op, as `CustomOpDef.register_autograd_from` does."""
-
-    def register_autocast(op: Op, device_type: str, cast_inputs: torch.dtype, /, *, lib: Lib = None) -> None:
-        """Register the autocast rule of any op, as `CustomOpDef.register_autocast` does."""
-
-    @overload
-    def register_vmap(op: Op, fn: None = None, /, *, lib: Lib = None) -> Callable[[ResultAndDims], ResultAndDims]: ...
-    @overload
-    def register_vmap(op: Op, fn: Strategy, /, *, lib: Lib = None) -> Strategy: ...
-    @overload
-    def register_vmap(op: Op, fn: ResultAndDims, /, *, lib: Lib = None) -> ResultAndDims: ...
-    def register_vmap(op: Op, fn: Any = None, /, *, lib: Lib = None) -> Any:
-        """Register the batching rule of any op, as `CustomOpDef.register_vmap` does."""
-
-    @overload
-    def register_torch_dispatch(
-        op: Op, torch_dispatch_class: type, fn: None = None, /, *, lib: Lib = None
-    ) -> Callable[[TakesModeAndCall], TakesModeAndCall]: ...
-    @overload
-    def register_torch_dispatch(
-        op: Op, torch_dispatch_class: type, fn: TakesModeAndCall, /, *, lib: Lib = None
-    ) -> TakesModeAndCall: ...
-    def register_torch_dispatch(op: Op, torch_dispatch_class: type, fn: Any = None, /, *, lib: Lib = None) -> Any:
-        """Register a function for any op and a mode or subclass, as `CustomOpDef.register_torch_dispatch` does."""
-
-    def register_out(
-        op: Op, fn: Fn | None = None, /, *, device_types: DeviceTypes = None, inplace: Names = (), lib: Lib = None
-    ) -> Any:
-        """Register an out kernel of any op, as `CustomOpDef.register_out` does."""
-
-    def register_effect(op: Op, effect: Any) -> None:
-        """Mark any op as having a side effect, or none, as `CustomOpDef.register_effect` does."""
+@overload
+def register_kernel(op: Op, device_types: DeviceTypes, fn: None = None, /, *, lib: Lib = None) -> Callable[[F], F]: ...
+@overload
+def register_kernel(op: Op, device_types: DeviceTypes, fn: F, /, *, lib: Lib = None) -> F: ...
+@entry
+def register_kernel(op: Op, device_types: DeviceTypes, fn: Fn | None = None, /, *, lib: Lib = None) -> Any:
+    """Register the kernel of any op for some device types, as `CustomOpDef.register_kernel` does."""
+    return adopt(op).register_kernel(device_types, fn, lib=lib)
 
 
-def _function_of(name: str) -> Any:
-    """The function form of a method that registers something."""
-    method = getattr(CustomOpDef, name)
-    _, *parameters = inspect.signature(method).parameters.values()
-
-    def register(op: Op, /, *args: Any, **kwargs: Any) -> Any:
-        result = getattr(adopt(op), name)(*args, **kwargs)
-        return None if name in ("register_autograd", "register_jvp") else result  # as torch's functions
-
-    register.__name__ = register.__qualname__ = name
-    register.__doc__ = f"{method.__doc__.partition(chr(10))[0]}\n\n    As `CustomOpDef.{name}`, for any op."
-    first = inspect.Parameter("op", inspect.Parameter.POSITIONAL_ONLY, annotation="Op")
-    register.__signature__ = inspect.Signature([first, *parameters])  # type: ignore[attr-defined]
-    return entry(register)
+@overload
+def register_fake(op: Op, fn: None = None, /, *, lib: Lib = None, allow_override: bool = True) -> Callable[[F], F]: ...
+@overload
+def register_fake(op: Op, fn: F, /, *, lib: Lib = None, allow_override: bool = True) -> F: ...
+@overload
+def register_fake(op: Op, fn: DeclaredF, /, *, lib: Lib = None, allow_override: bool = True) -> DeclaredF: ...
+@entry
+def register_fake(op: Op, fn: Any = None, /, *, lib: Lib = None, allow_override: bool = True) -> Any:
+    """Register the fake impl of any op, as `CustomOpDef.register_fake` does."""
+    return adopt(op).register_fake(fn, lib=lib, allow_override=allow_override)
 
 
-globals().update({name: _function_of(name) for name, row in REGISTRATIONS.items() if row.in_library})
+@entry
+def register_autograd(
+    op: Op, backward: Backward, /, *, setup_context: AnySetupContext[Any] = None, lib: Lib = None,
+    **options: Unpack[BackwardOptions],
+) -> None:  # fmt: skip
+    """Register the gradient formula of any op, as `CustomOpDef.register_autograd` does."""
+    adopt(op).register_autograd(backward, setup_context=setup_context, lib=lib, **options)
+
+
+@entry
+def register_jvp(
+    op: Op, jvp: Backward, /, *, setup_context: AnySetupContext[Any] = None, lib: Lib = None,
+    **options: Unpack[GradientOptions],
+) -> None:  # fmt: skip
+    """Register the forward-mode formula of any op, as `CustomOpDef.register_jvp` does."""
+    adopt(op).register_jvp(jvp, setup_context=setup_context, lib=lib, **options)
+
+
+@entry
+def register_autograd_from(op: Op, fn: F, /, *, lib: Lib = None, **options: Unpack[FromOptions]) -> F:
+    """Register the gradients of a function for any op, as `CustomOpDef.register_autograd_from` does."""
+    return adopt(op).register_autograd_from(fn, lib=lib, **options)
+
+
+@entry
+def register_autocast(op: Op, device_type: str, cast_inputs: torch.dtype, /, *, lib: Lib = None) -> None:
+    """Register the autocast rule of any op, as `CustomOpDef.register_autocast` does."""
+    adopt(op).register_autocast(device_type, cast_inputs, lib=lib)
+
+
+@overload
+def register_vmap(op: Op, fn: None = None, /, *, lib: Lib = None) -> Callable[[ResultAndDims], ResultAndDims]: ...
+@overload
+def register_vmap(op: Op, fn: Strategy, /, *, lib: Lib = None) -> Strategy: ...
+@overload
+def register_vmap(op: Op, fn: ResultAndDims, /, *, lib: Lib = None) -> ResultAndDims: ...
+@entry
+def register_vmap(op: Op, fn: Any = None, /, *, lib: Lib = None) -> Any:
+    """Register the batching rule of any op, as `CustomOpDef.register_vmap` does."""
+    return adopt(op).register_vmap(fn, lib=lib)
+
+
+@overload
+def register_torch_dispatch(
+    op: Op, torch_dispatch_class: type, fn: None = None, /, *, lib: Lib = None
+) -> Callable[[TakesModeAndCall], TakesModeAndCall]: ...
+@overload
+def register_torch_dispatch(
+    op: Op, torch_dispatch_class: type, fn: TakesModeAndCall, /, *, lib: Lib = None
+) -> TakesModeAndCall: ...
+@entry
+def register_torch_dispatch(op: Op, torch_dispatch_class: type, fn: Any = None, /, *, lib: Lib = None) -> Any:
+    """Register a function for any op and a mode or subclass, as `CustomOpDef.register_torch_dispatch` does."""
+    return adopt(op).register_torch_dispatch(torch_dispatch_class, fn, lib=lib)
+
+
+@entry
+def register_out(
+    op: Op, fn: Fn | None = None, /, *, device_types: DeviceTypes = None, inplace: Names = (), lib: Lib = None
+) -> Any:
+    """Register an out kernel of any op, as `CustomOpDef.register_out` does."""
+    return adopt(op).register_out(fn, device_types=device_types, inplace=inplace, lib=lib)
+
+
+@entry
+def register_effect(op: Op, effect: Any) -> None:
+    """Mark any op as having a side effect, or none, as `CustomOpDef.register_effect` does."""
+    adopt(op).register_effect(effect)
 
 
 @entry

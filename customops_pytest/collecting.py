@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 import sys
 from collections.abc import Iterator
@@ -53,7 +55,8 @@ class OpsOf(pytest.Collector):
         for op in wanted:
             problem, count = None, 0
             try:
-                count = len(samples_of(op))
+                with samples_of(op) as samples:
+                    count = sum(1 for _ in samples)
             except (Exception, SystemExit) as error:
                 problem = error
             if problem is not None or not count:
@@ -72,7 +75,9 @@ class OpsOf(pytest.Collector):
         """The checks of one sample; the latest is kept, since pytest runs one after the other."""
         key = (op._qualname, number)
         if self._current is None or self._current[0] != key:
-            self._current = (key, SampleChecks(op, samples_of(op)[number], number, self.state.effort))
+            with samples_of(op) as samples:
+                sample = next(itertools.islice(samples, number, None))
+            self._current = (key, SampleChecks(op, sample, number, self.state.effort))
         return self._current[1]
 
 
@@ -150,11 +155,12 @@ class CheckItem(OpItem):
         raise Fault(f"{faults}\n  again:    pytest --customops {self.parent.target} -k '{self.name}'")
 
 
-def samples_of(op: Op) -> list[Sample]:
+@contextlib.contextmanager
+def samples_of(op: Op) -> Iterator[Iterator[Sample]]:
     """The samples of an op: the same in each run and each process."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        return list(op.samples())
+        yield op.samples()
 
 
 @pytest.hookimpl(tryfirst=True)

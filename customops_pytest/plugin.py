@@ -23,22 +23,47 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
     getattr(pluginmanager.rewrite_hook, "_must_rewrite", set()).discard("customops")
     add = parser.getgroup("customops", "checks of custom operators (customops)").addoption
     repeated: dict[str, Any] = {"action": "append", "default": []}
-    all_of = "collect the checks of the ops of a module, file or folder, over their samples; may be repeated. Without "
-    all_of += "other arguments nothing else is collected."
-    add("--customops", **repeated, metavar="TARGET", help=all_of)
-    effort = 'how much --customops tries, as effort= of customops.check; by default "normal"'
-    add("--customops-effort", choices=("quick", "normal", "thorough"), default="normal", help=effort)
-    checks = "only these checks, e.g. test_faketensor,test_gradients; may be repeated"
-    add("--customops-checks", **repeated, metavar="NAMES", help=checks)
-    ops = 'only ops of this name, e.g. "mylib::*"; may be repeated'
-    add("--customops-ops", **repeated, metavar="PATTERN", help=ops)
-    mode = "check the ops that tests call: each kind of input once (sample), or once in each test (all)"
-    add("--customops-mode", nargs="?", const="sample", type=_mode, metavar="sample|all", help=mode)
-    expected = "which checks are expected to fail, a TOML file, or a failures dict of torch in JSON; by default "
-    expected += "customops_expected.toml in the root directory"
-    add("--customops-expected", metavar="FILE", help=expected)
-    update = "write what fails and what does not to the file of --customops-expected, instead of failing"
-    add("--customops-update", action="store_true", help=update)
+    add(
+        "--customops",
+        **repeated,
+        metavar="TARGET",
+        help="collect the checks of the ops of a module, file or folder, over their samples; may be repeated. Without "
+        "other arguments nothing else is collected.",
+    )
+    add(
+        "--customops-effort",
+        choices=("quick", "normal", "thorough"),
+        default="normal",
+        help='how much --customops tries, as effort= of customops.check; by default "normal"',
+    )
+    add(
+        "--customops-checks",
+        **repeated,
+        metavar="NAMES",
+        help="only these checks, e.g. test_faketensor,test_gradients; may be repeated",
+    )
+    add(
+        "--customops-ops", **repeated, metavar="PATTERN", help='only ops of this name, e.g. "mylib::*"; may be repeated'
+    )
+    add(
+        "--customops-mode",
+        nargs="?",
+        const="sample",
+        type=_mode,
+        metavar="sample|all",
+        help="check the ops that tests call: each kind of input once (sample), or once in each test (all)",
+    )
+    add(
+        "--customops-expected",
+        metavar="FILE",
+        help="which checks are expected to fail, a TOML file, or a failures dict of torch in JSON; by default "
+        "customops_expected.toml in the root directory",
+    )
+    add(
+        "--customops-update",
+        action="store_true",
+        help="write what fails and what does not to the file of --customops-expected, instead of failing",
+    )
     parser.addini("customops_expected", "the file of --customops-expected, relative to the root directory")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -14,7 +14,7 @@ from customops._autograd.layout import Formula, Layout
 from customops._dispatch.callbacks import filler
 from customops._dispatch.random_states import RandomStates
 from customops._schema.model import Schema, is_differentiable
-from customops._torch.tensors import tensors_in
+from customops._torch.tensors import flat_items, tensors_in
 from customops.errors import AutogradError, UnsupportedError
 
 #: Context manager that changes nothing.
@@ -127,11 +127,6 @@ def materialize_zeros(grad: Any, like: Any) -> Any:
     if not has_gradient:
         return torch.zeros((), dtype=dtype, device=device).expand(shape)
     return torch.zeros(shape, dtype=dtype, device=device)
-
-
-def flat_items(values: Iterable[Any]) -> list[Any]:
-    """The values, and in the place of a list what it holds."""
-    return [x for value in values for x in (value if isinstance(value, (list, tuple)) else (value,))]
 
 
 # Saved tensors without an autograd graph: a second derivative through them raises instead of being zero ---------------

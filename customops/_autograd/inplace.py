@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from customops import _torch
-from customops._autograd.context import AS_IT_IS, flat_items, has_tangent
+from customops._autograd.context import AS_IT_IS, has_tangent
 from customops._autograd.layout import Layout, Lengths, flatten
 from customops._schema.model import is_differentiable
-from customops._torch.tensors import tensors_in
+from customops._torch.tensors import flat_items, tensors_in
 from customops.errors import AutogradError
 
 __tracebackhide__ = True  # pytest leaves the frames out

@@ -17,7 +17,6 @@ from torch.autograd.graph import get_gradient_edge
 from customops import _torch
 from customops._autograd.context import (
     NoTensors,
-    flat_items,
     flat_metadata,
     materialize_zeros,
     may_be_differentiated,
@@ -26,6 +25,7 @@ from customops._dispatch.callbacks import Fn, bind_kernel
 from customops._dispatch.operator import OperatorHandle
 from customops._dispatch.random_states import RandomStates, WatchDraws
 from customops._schema.model import is_differentiable
+from customops._torch.tensors import flat_items
 from customops.errors import AutogradError, CustomOpsError, UnsupportedError, name_of, where
 
 

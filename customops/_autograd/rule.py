@@ -15,7 +15,6 @@ from customops._autograd.context import (
     Guarded,
     Outputs,
     SetUp,
-    flat_items,
     materialize_zeros,
     set_materialize_grads,
 )
@@ -40,7 +39,7 @@ from customops._dispatch.results import mutated_results
 from customops._dispatch.rule import Rule
 from customops._schema.model import Names, Schema, tensor_names
 from customops._torch.schema import Tag
-from customops._torch.tensors import tensors_in
+from customops._torch.tensors import flat_items, tensors_in
 from customops.errors import (
     AutogradError,
     CallbackError,

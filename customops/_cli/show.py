@@ -146,10 +146,10 @@ def _completion(options: argparse.Namespace, parser: argparse.ArgumentParser) ->
     parsers: dict[str, argparse.ArgumentParser] = options.commands.choices
     if options.shell == "fish":
         lines = ["# customops completion fish > ~/.config/fish/completions/customops.fish"]
-        for command, of in parsers.items():
-            about = (of.description or "").partition(":")[0].partition(".")[0].replace("'", "")
+        for command, subparser in parsers.items():
+            about = (subparser.description or "").partition(":")[0].partition(".")[0].replace("'", "")
             lines.append(f"complete -c customops -n __fish_use_subcommand -f -a {command} -d '{about}'")
-            for action in _options(of):
+            for action in _options(subparser):
                 names = " ".join(f"-l {n[2:]}" if n.startswith("--") else f"-s {n[1:]}" for n in action.option_strings)
                 taken = f" -x -a '{_values(action)}'" if _values(action) else ""
                 lines.append(f"complete -c customops -n '__fish_seen_subcommand_from {command}' {names}{taken}")
@@ -157,14 +157,14 @@ def _completion(options: argparse.Namespace, parser: argparse.ArgumentParser) ->
         return check.FINE
     values: dict[str, str] = {}
     commands = []
-    for command, of in parsers.items():
+    for command, subparser in parsers.items():
         words: list[str] = []
-        for action in _options(of):
+        for action in _options(subparser):
             words += action.option_strings
             if known := _values(action):
                 line = f'COMPREPLY=($(compgen -W "{known}" -- "$word")); return ;;'
                 values |= {name: f"        {name}) {line}" for name in action.option_strings}
-        words += filter(None, (_values(action) for action in of._actions if not action.option_strings))
+        words += filter(None, (_values(action) for action in subparser._actions if not action.option_strings))
         line = f'COMPREPLY=($(compgen -W "{" ".join(words)}" -- "$word") $(compgen -f -- "$word")) ;;'
         commands.append(f"        {command}) {line}")
     head = _BASH_HEAD if options.shell == "bash" else _ZSH_HEAD

@@ -206,11 +206,11 @@ def _emit_checks(shape: Shape) -> tuple[str, str, dict[str, Callable[[str], Any]
         types = "$result = $structure($result, $fn)\n"
     if shape.when == "never":
         return "", types, of_op
-    if Tag.inplace in shape.tags:
+    if Tag.inplace in shape.tags or Tag.out in shape.tags:
         of_op["result_error"] = functools.partial(functools.partial, result_error, schema)
+    if Tag.inplace in shape.tags:
         lines = fill(CHECK_IDENTITY, is_another=f"$result is not {schema.positional[0].variable}")
     elif Tag.out in shape.tags:
-        of_op["result_error"] = functools.partial(functools.partial, result_error, schema)
         outs = [argument.variable for argument in schema.mutated]
         is_another = [f"{result} is not {out}" for result, out in zip(results, outs, strict=True)]
         if len(outs) > 1:

@@ -143,11 +143,11 @@ class _Naming:
 
     def around_kernel(self, current: CurrentKernel, fn: Fn) -> Fn:
         place = os.path.basename(location_of(current.registered))
-        name = f"{current.op}[{current.device_type or 'default'}: {place}]"
+        name, named_range = f"{current.op}[{current.device_type or 'default'}: {place}]", _torch.dispatcher.named_range
 
         @functools.wraps(fn, updated=())
         def named(*args: Any, **kwargs: Any) -> Any:
-            with _torch.dispatcher.named_range(name):
+            with named_range(name):
                 return fn(*args, **kwargs)
 
         return named

@@ -254,6 +254,10 @@ class _Walk:
             self._add_used(_attribute_of(value, attribute), attribute, uses)
 
 
+#: The size of an object that has nothing but a ``__dict__``.
+_PLAIN_SIZE = type("_", (), {}).__basicsize__
+
+
 def _state_of(value: Any) -> dict[str, Any] | None:
     """The attributes of an object, or None if there may be more to it: its class, or a base, is written in C."""
     cls = type(value)
@@ -268,7 +272,7 @@ def _state_of(value: Any) -> dict[str, Any] | None:
     by_attributes = hasattr(value, "__dict__") or bool(attributes)
     is_ours = cls.__module__.partition(".")[0] == "customops"
     # An object that has nothing but attributes is no larger than these; one of a class written in C is.
-    is_small = cls.__basicsize__ <= type("_", (), {}).__basicsize__ + len(slots) * tuple.__itemsize__
+    is_small = cls.__basicsize__ <= _PLAIN_SIZE + len(slots) * tuple.__itemsize__
     if not by_attributes or not (is_ours or is_small or not _is_by_name(cls.__module__)):
         return None
     return {**getattr(value, "__dict__", {}), **attributes}

@@ -280,8 +280,11 @@ def use(namespace: str, is_use: bool = True) -> None:
     Args:
         is_use: False where the namespace is looked up to define an op in it: nothing is loaded then.
     """
-    waiting, here = _find().get(namespace), (threading.get_ident(), namespace)
-    if not is_use or waiting is None or here in _loading:
+    waiting = _find().get(namespace)
+    if not is_use or waiting is None:
+        return
+    here = (threading.get_ident(), namespace)
+    if here in _loading:
         return
     _loading.add(here)
     try:

@@ -153,8 +153,8 @@ def forget_fast_paths(qualname: str | None = None) -> None:
 
 def library_loaded() -> None:
     """A library of C++ was loaded, which may define ops and register kernels."""
+    forget_fast_paths()  # first: a callback may raise
     names.defined(None)
-    forget_fast_paths()
 
 
 # An operator in the dispatcher: its overload, and the libraries through which kernels reach it ------------------------
@@ -262,7 +262,9 @@ class OperatorHandle:
         library, undo = self._library(own_library)
         try:
             if library is self.library:  # what comes with the op overrides nothing
-                _torch.library.impl_new(library, self.name.local, fn, key, with_keyset=with_keyset, allow_override=True)
+                _torch.library.torch_impl(
+                    library, self.name.local, fn, key, with_keyset=with_keyset, allow_override=True
+                )
             else:
                 _torch.library.impl(library, self.name.local, fn, key, with_keyset=with_keyset)
         except BaseException:
@@ -307,7 +309,7 @@ class OperatorHandle:
     def impl_view_fallback(self) -> None:
         """Let torch make the outputs of a view op true views of its input."""
         library, _ = self._library(own_library=False)
-        library.m.register_ad_inplace_or_view_fallback(self.name.local)  # type: ignore[union-attr]
+        _torch.library.install_view_fallback(library, self.name.local)
 
     def _library(self, own_library: bool) -> tuple[Library, Undo]:
         if self.library is not None and not own_library:
@@ -406,18 +408,18 @@ class OperatorHandle:
     def find_fast_path_in_graphs(self, backend: str) -> Any:
         """The same for dense tensors of a device, given by its key. An op with autocast has none."""
         known = self.fast_path.in_graphs
-        if backend not in known:
-            with lock:
+        with lock:  # also while the entry is read: another thread may clear the table
+            if backend not in known:
                 has_autocast = bool(self._kernels.get(f"Autocast{backend}"))
                 known[backend] = None if has_autocast else self._find_kernel(backend, dispatched=False)
-        return known[backend]
+            return known[backend]
 
     def _find_kernel(self, backend: str | None, *, dispatched: bool) -> Any:
         """The kernel that a device runs, if all kernels on the way to it are rules'.
 
         The way of a call that was dispatched starts at ADInplaceOrView; that of another, without keys of modes, above.
         """
-        # A kernel that is registered at Meta, as each fake is, makes nothing forgotten.
+        # There is no fast path at Meta: registrations there, as of each fake, clear none.
         if backend is None or backend == "Meta" or self.fast_path.tangents_seen:
             return None
         above = [] if dispatched else ["Autograd", f"Autograd{backend}", f"Autocast{backend}", "BackendSelect"]
@@ -590,7 +592,7 @@ def define_in(library: Library, name: Name, text: str, tags: tuple[torch.Tag, ..
         library.define(name.local + text, tags=for_dispatcher(tags))
         _torch.library.move_stand_ins(name.packet)
     except Exception as error:
-        reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        reason = names.first_line(error) or type(error).__name__
         raise DefinitionError(
             f"torch refuses the definition: {reason.rstrip(' :')}",
             op=name.qualname,

@@ -21,7 +21,7 @@ class RandomStates:
     """
 
     def __init__(self, values: Iterable[Any]) -> None:
-        leaves = [item for value in values for item in (value if isinstance(value, (list, tuple)) else (value,))]
+        leaves = _torch.tensors.flat_items(values)
         given = [torch.default_generator, *(x for x in leaves if isinstance(x, torch.Generator))]
         self._ways: list[Any] = [(generator.get_state, generator.set_state) for generator in given]
         devices = {x.device for x in leaves if isinstance(x, Tensor) and x.device.type not in ("cpu", "meta")}

@@ -1,6 +1,6 @@
 """`CustomOpDef`: a definition and its rules, as one callable object. `Ops`: the ops of a registry.
 
-`Undefined` is what stands for an op whose option ``when`` is False.
+`DeclaredOp` is a lazy op until its first use, `Undefined` what stands for an op whose option ``when`` is False.
 """
 
 from __future__ import annotations
@@ -101,6 +101,8 @@ class CustomOpDef(Described[P], Register[P, R]):
     _entry: Fn
     #: ``_complete(*args, **kwargs) -> (args, kwargs)``, with what is computed, of an op with ``computed_args``.
     _complete: Fn | None
+    #: What `_choose_call` was last done for.
+    _called_as: Options | None = None
     #: Of a lazy op that is not defined yet, or is being defined. It has neither `_definition` nor `_rules` then, and
     #: what asks for them defines it.
     _declaration: Declaration | None = None
@@ -285,7 +287,8 @@ class CustomOpDef(Described[P], Register[P, R]):
     def _bind(self, operator: OperatorHandle) -> None:
         """Be the object of `operator`: put the rules there and, if it is one of ours, itself into torch's tables."""
         self._definition, self._opoverload = operator, operator.overload
-        self._choose_call()
+        if self._called_as != operator.options:  # else it comes back, and has its call
+            self._choose_call()
         self._compute_entry()
         self._rules.bind(operator, self._compute_entry)
         if operator.has_own_rules and operator.library is not None:
@@ -312,7 +315,7 @@ class CustomOpDef(Described[P], Register[P, R]):
                 call, complete = computed.functions(parameters, spec.computed_args, spec.qualname, inner)
                 completed = functools.partial(complete, None)
                 calls.insert(0, _torch.dynamo.outside_dynamo(call))
-        self._calls, self._lowering, self._complete = calls, lowering, completed
+        self._calls, self._lowering, self._complete, self._called_as = calls, lowering, completed, options
         if self._declaration is None:
             self._take_class()
 
@@ -410,14 +413,14 @@ class CustomOpDef(Described[P], Register[P, R]):
                             with asked_for_at(each.source):
                                 getattr(CustomOpDef, each.method)(self, *each.args, **each.kwargs)
                     except BaseException:
-                        self._declaration = None
                         self._owner.drop(self, UnregisteredError("the definition of the op failed", op=self._qualname))
                         raise
             except BaseException:
                 fingerprint.ops.discard(self)
                 remove_observable(self)
-                vars(self).clear()
                 vars(self).update(before)
+                for added in vars(self).keys() - before.keys():
+                    del vars(self)[added]
                 self._torch_view = _torch.library.claim(self._qualname, self)
                 self._owner.enter(self, nothing)
                 raise
@@ -471,7 +474,7 @@ def _define_by_name(qualname: str) -> int:
 class DeclaredOp(CustomOpDef[P, R]):
     """The class of a lazy op until it is defined: a call defines it, and registrations are remembered."""
 
-    #: Its declaration, for calls that began before it was defined.
+    #: Its `_declaration`, which stays for calls that began before the op was defined.
     _lazy: Declaration
 
     def __init__(self, owner: Ops, name: Name, fn: Fn, make_spec: Callable[[], OpSpec]) -> None:
@@ -490,17 +493,15 @@ class DeclaredOp(CustomOpDef[P, R]):
 
     def _remember(self, method: str, /, *args: Any, **kwargs: Any) -> Any:
         """Keep a registration for the definition, after what can be checked without it."""
-        at = REGISTRATIONS[method].function
+        at, defines = REGISTRATIONS[method]
         with lock:
-            if kwargs.get("lib") is not None or in_scope(self._owner):
+            if defines or kwargs.get("lib") is not None or in_scope(self._owner):
                 self._define()  # what ends earlier than the op is registered now
             declaration = self._declaration
             if declaration is None or self._defined_here():
                 return getattr(CustomOpDef, method)(self, *args, **kwargs)
             if declaration.removed is not None:
                 raise declaration.removed
-            if method == "register_kernel" and args:
-                device_list(args[0], self._qualname)
             fn = _function_in(method, self, args, kwargs)
             if at is not None and fn is None:
                 return functools.partial(self._remember, method, *args[:at], **kwargs)
@@ -528,8 +529,11 @@ def _function_in(method: str, op: Any, args: tuple[Any, ...], kwargs: dict[str, 
 
     Raises:
         TypeError: the method does not take these arguments.
+        RegistrationError, DefinitionError: there is no such device type.
     """
-    _signature(method).bind(op, *args, **kwargs)
+    given = _signature(method).bind(op, *args, **kwargs).arguments
+    if "device_types" in given:
+        device_list(given["device_types"], op._qualname)
     at = REGISTRATIONS[method].function
     return args[at] if at is not None and len(args) > at else kwargs.get("func")
 
@@ -610,13 +614,7 @@ for _method in REGISTRATIONS:
 #: Of whatever parameters and results.
 AnyOp = CustomOpDef[Any, Any]
 
-#: The ops of all registries: there is one dispatcher.
-_by_name: weakref.WeakValueDictionary[str, AnyOp] = weakref.WeakValueDictionary()
-
-
-def _forget(op: AnyOp) -> None:
-    if _by_name.get(op._qualname) is op:
-        del _by_name[op._qualname]
+_registries: weakref.WeakSet[Ops] = weakref.WeakSet()
 
 
 class Ops:
@@ -627,6 +625,7 @@ class Ops:
         self._adopted: dict[str, AnyOp] = {}
         #: What `Registry.configure` was told, by namespace. The environment counts more, the definition of an op less.
         self._settings: dict[str, dict[str, Any]] = {}
+        _registries.add(self)
 
     def add(self, spec: OpSpec, rules: Rules | None = None, op: AnyOp | None = None) -> AnyOp:
         """Define an op whose name is free; `op` is its object, if it was declared."""
@@ -635,11 +634,11 @@ class Ops:
         gone = _torch.library.torch_library_of(spec.qualname)
         if gone is not None and not _torch.library.library_alive(gone):
             _torch.library.destroy_library(gone)  # whoever destroyed it: see there what it would do to the new op
-        op = self.define_op(spec, rules, op)
+        op = self._define_op(spec, rules, op)
         self.enter(op, functools.partial(end, op))
         return op
 
-    def define_op(self, spec: OpSpec, rules: Rules | None = None, op: AnyOp | None = None) -> AnyOp:
+    def _define_op(self, spec: OpSpec, rules: Rules | None = None, op: AnyOp | None = None) -> AnyOp:
         """Define an op, with `rules` that hold nothing yet. The dispatcher is as before if that fails."""
         check_spec(spec)
         known = _torch.library.exists(spec.name.namespace)
@@ -654,7 +653,7 @@ class Ops:
 
     def enter(self, op: AnyOp, undo: Undo) -> None:
         """An op was defined, or declared; `undo` undoes it, also where a callback of `when_defined` raises."""
-        self._ops[op._qualname] = _by_name[op._qualname] = op
+        self._ops[op._qualname] = op
         if op._declaration is None:
             self.apply_settings(op)
             try:
@@ -669,9 +668,8 @@ class Ops:
         for table in (self._ops, self._adopted):
             if table.get(op._qualname) is op:
                 del table[op._qualname]
-                _forget(op)
                 error = error or UnregisteredError("the op was unregistered", op=op._qualname, fix=AGAIN)
-                if op._declaration is not None:
+                if op._declaration is not None and "_definition" not in vars(op):
                     op._declaration.removed = error
                     names.retract(op._qualname)
                     del op._torch_view
@@ -691,7 +689,7 @@ class Ops:
             if op._rules.has_out:
                 op._rules.out.restore()
                 op._join_out()
-        self._ops[op._qualname] = _by_name[op._qualname] = op
+        self._ops[op._qualname] = op
         self.apply_settings(op)
 
     def library_destroyed(self, op: AnyOp, library: Library) -> None:
@@ -700,7 +698,6 @@ class Ops:
             return  # the interpreter exits: nobody will call the op any more
         if op._definition.library is library and self._ops.get(op._qualname) is op:
             del self._ops[op._qualname]
-            _forget(op)
             op._end(destroyed(op._qualname))
 
     def reduce(self, qualname: str) -> tuple[Any, ...]:
@@ -753,7 +750,7 @@ def conflict(qualname: str, reason: str, fix: str, at: str | None, **fields: str
 
 def place(qualname: str) -> str:
     """``file:line`` where an op was defined."""
-    known = _by_name.get(qualname)
+    known = next((each._ops[qualname] for each in list(_registries) if qualname in each._ops), None)
     return _torch.schema.defined_at(qualname) if known is None else known.source
 
 

@@ -54,32 +54,31 @@ from customops.errors import RegistrationError, UnsupportedError, entries
 __tracebackhide__ = True  # pytest leaves the frames out
 
 
-class Row(NamedTuple):
-    """A method of `Register`."""
+class Registering(NamedTuple):
+    """What is known of a method that registers something."""
 
     #: Where the function stands among the arguments; None: it takes none.
     function: int | None
-    #: Is there a function of the same name in `customops.library`?
-    in_library: bool = True
+    #: Does it define a lazy op? Compilers need a pattern before they meet the op.
+    defines: bool = False
 
 
-#: The registrations that an op remembers if it is lazy and not defined yet, and takes no notice of if it is
-#: `customops.Undefined`.
-REGISTRATIONS: dict[str, Row] = {
-    "register_kernel": Row(1),
-    "register_fake": Row(0),
-    "register_out": Row(0),
-    "register_autograd": Row(0),
-    "register_jvp": Row(0),
-    "register_autograd_from": Row(0),
-    "register_autocast": Row(None),
-    "register_vmap": Row(0),
-    "register_torch_dispatch": Row(1),
-    "register_effect": Row(None),
-    "register_samples": Row(0, in_library=False),
-    "register_decomposition": Row(0, in_library=False),
-    "register_lowering": Row(0, in_library=False),
-    "register_replacement": Row(0, in_library=False),
+#: The registrations that a lazy op remembers until it is defined, and that have no effect on `customops.Undefined`.
+REGISTRATIONS: dict[str, Registering] = {
+    "register_kernel": Registering(1),
+    "register_fake": Registering(0),
+    "register_out": Registering(0),
+    "register_autograd": Registering(0),
+    "register_jvp": Registering(0),
+    "register_autograd_from": Registering(0),
+    "register_autocast": Registering(None),
+    "register_vmap": Registering(0),
+    "register_torch_dispatch": Registering(1),
+    "register_effect": Registering(None),
+    "register_samples": Registering(0),
+    "register_decomposition": Registering(0),
+    "register_lowering": Registering(0),
+    "register_replacement": Registering(0, defines=True),
 }
 
 
@@ -556,8 +555,12 @@ class Register(HasSignature[P, R]):
         devices: Any = device_list(device_types, self._qualname)
         if fn is None:
             return functools.partial(self.register_out, device_types=devices, inplace=inplace, lib=lib)
+
+        def register() -> Registration:  # the rule is made then, and not where the op or `lib` is refused
+            return self._rules.out.register(self, self._owner.add, devices, fn, inplace)
+
         with lock:
-            self._register(lib, self._rules.out.register, self, self._owner.add, devices, fn, inplace)
+            self._register(lib, register)
             self._join_out()
         return fn
 
@@ -706,7 +709,7 @@ class Register(HasSignature[P, R]):
 
         with lock:
             before, self._samples = self._samples, samples
-            self._register(None, Registration, undo)
+            record_in_scope(self._owner, Registration(undo))
             self._join_out()
         return fn
 

@@ -263,14 +263,19 @@ class Registry(Ops, _describe.Listed):
                 _torch.library.retire_overload(overload, replaced(spec.qualname, spec.place, spec.fn))
             return self.add(spec)
         is_new = old.source != spec.source and not in_scope(self)  # else the same code runs again
-        dropped = old.describe()._registrations() if is_new else ""
+        dropped = ""
+        if is_new and old._declaration is not None:  # it is not defined to be replaced
+            dropped = ", ".join(f"{each.method} ({each.source})" for each in old._declaration.remembered)
+        elif is_new:
+            dropped = old.describe()._registrations()
         old._owner.drop(old, replaced(spec.qualname, spec.place, spec.fn))
         try:
-            op = self.define_op(spec)
+            op = self._define_op(spec)
         except BaseException:
             old._owner.restore(old)
             raise
-        op._rules.fake.follow(old._rules.fake, spec.source)
+        if old._declaration is None:
+            op._rules.fake.follow(old._rules.fake, spec.source)
         if dropped:
             problem = "%s: defined again at %s, which drops what was registered: %s"
             log.warning(problem, spec.qualname, spec.source, dropped)
@@ -406,8 +411,9 @@ class Registry(Ops, _describe.Listed):
 
     def _wait(self, undo: Undo) -> None:
         """Something was registered for an op that is not there yet."""
-        self._waiting.append(Registration(undo))
-        record_in_scope(self, self._waiting[-1])
+        registration = Registration(undo)
+        self._waiting.append(registration)
+        record_in_scope(self, registration)
 
     # Ops of others ------------------------------------------------------------------------------------------------
 

@@ -223,6 +223,10 @@ def call_plainly(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return _call_with_excluded(_excluded_in_plain_state(), fn, args, kwargs)
 
 
+#: Without: kernels below modes run with forward mode on
+_set_fwd_grad_enabled: Any = torch.autograd.forward_ad._set_fwd_grad_enabled
+
+
 def call_plainly_writing(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """The same for an op that writes: where writes are not counted, as below a mode, they are not in the kernel either.
 
@@ -244,7 +248,7 @@ def call_plainly_in_trace(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> 
 def _call_with_excluded(excluded: Any, fn: Callable[..., Any], args: Any, kwargs: Any, included: Any = None) -> Any:
     with (
         _C._ForceDispatchKeyGuard(_C._dispatch_tls_local_include_set() if included is None else included, excluded),
-        torch.autograd.forward_ad._set_fwd_grad_enabled(False),
+        _set_fwd_grad_enabled(False),
         torch.no_grad(),
     ):
         return fn(*args, **kwargs)

@@ -170,15 +170,15 @@ def _lowering_of(module: Any, overload: OpOverload) -> Callable[..., Any]:
             return lowered
         # Where inductor finds no rule for the op, it calls the kernel, with inputs as the op's tags want them.
         tables = list(_decomposition_tables(sys.modules["torch._inductor.decomposition"]))
-        fns = [table.pop(overload, None) for table in tables]
+        removed = [table.pop(overload, None) for table in tables]
         del module.lowerings[overload]
         try:
             return graph.call_function(overload, args, kwargs)
         finally:
             module.lowerings[overload] = lowering
-            for table, fn in zip(tables, fns, strict=True):
-                if fn is not None:
-                    table[overload] = fn
+            for table, entry in zip(tables, removed, strict=True):
+                if entry is not None:
+                    table[overload] = entry
 
     return lowering
 
@@ -463,7 +463,7 @@ class _Pass:
                         matcher.register_replacement(
                             pattern.search,
                             pattern.replace,
-                            [_stand_in(each, trace is not matcher.fwd_only) for each in sample],
+                            [_without_data(each, trace is not matcher.fwd_only) for each in sample],
                             trace,
                             traced,
                             extra_check=functools.partial(_fits, pattern, samples),
@@ -534,7 +534,7 @@ def _is_true(condition: Any) -> bool:
     return bool(symbols.statically_known_true(condition))
 
 
-def _stand_in(value: Any, requires_grad: bool) -> Any:
+def _without_data(value: Any, requires_grad: bool) -> Any:
     """A tensor of the same kind without data, made under the fake mode that is active."""
     if not isinstance(value, torch.Tensor):
         return value
@@ -609,7 +609,7 @@ class _Watch(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        arguments = func._schema.arguments if isinstance(func, OpOverload) else ()
+        arguments = func._schema.arguments if isinstance(func, OpOverload) and func._schema.is_mutable else ()
         values = {**dict(zip((each.name for each in arguments), args, strict=False)), **kwargs}
         written = tree_leaves([values.get(each.name) for each in arguments if each.is_write])
         if any(isinstance(each, torch.Tensor) and _memory(each) in self.given for each in written):

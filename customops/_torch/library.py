@@ -210,8 +210,8 @@ entry_of: Callable[[OpOverload], Callable[..., Any]] = operator.attrgetter("_op"
 #: What an overload remembers of which kernel a key leads to, for calls under modes. To be cleared when kernels come or
 #: go: torch does not where a library is destroyed.
 dispatch_cache: Callable[[OpOverload], dict[Any, Any]] = operator.attrgetter("_dispatch_cache")
-#: `Library.impl` as torch has it, for our own registrations.
-impl_new: Callable[..., None] = Library.impl
+#: `Library.impl` as torch has it: `watch_registrations` does not see what goes through it.
+torch_impl: Callable[..., None] = Library.impl
 
 
 def watch_registrations(changed: Callable[[str], object]) -> None:
@@ -220,9 +220,9 @@ def watch_registrations(changed: Callable[[str], object]) -> None:
     Not for one at Meta, as each fake is: calls with data never come there.
     """
 
-    @functools.wraps(impl_new)
+    @functools.wraps(torch_impl)
     def watched(library: Any, op_name: Any, fn: Any, dispatch_key: str = "", **options: Any) -> None:
-        impl_new(library, op_name, fn, dispatch_key, **options)
+        torch_impl(library, op_name, fn, dispatch_key, **options)
         if dispatch_key != "Meta":
             changed(name_in(library, op_name))
 
@@ -317,10 +317,15 @@ def _gone(*args: Any, **kwargs: Any) -> None:
     )
 
 
+def install_view_fallback(library: Library, name: str) -> None:
+    """Let torch make the outputs of a view op true views of its input."""
+    library.m.register_ad_inplace_or_view_fallback(name)  # type: ignore[union-attr]
+
+
 def impl(library: Library, name: str, fn: Callable[..., Any], key: str, *, with_keyset: bool = False) -> None:
     """Install a kernel, in the place of one that is there."""
     with _overriding_quietly() if has_kernel(f"{library.ns}::{name}", key) else contextlib.nullcontext():
-        impl_new(library, name, fn, key, with_keyset=with_keyset, allow_override=True)
+        torch_impl(library, name, fn, key, with_keyset=with_keyset, allow_override=True)
 
 
 @contextlib.contextmanager

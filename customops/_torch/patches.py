@@ -1,4 +1,6 @@
-"""What customops changes of torch: all of it, in one list. `install` makes the changes; no other module acts on import.
+"""What ``import customops`` changes of torch: modules, which `PATCHES` lists, and `torch.ops`, `Library`, the profiler.
+
+`install` makes these changes. No other module changes torch on import.
 
 A module of torch that is not loaded yet is changed when it is. Each change asks whether torch needs it.
 """
@@ -20,7 +22,8 @@ PATCHES: tuple[tuple[str, Callable[[Any], object]], ...] = (
     ("torch.fx.experimental.const_fold", autograd.fold_nothing_beside_writes),
     # make_fx wants a value for each parameter of the function that an op wraps, those with a default included.
     ("torch.fx.experimental.proxy_tensor", tensors.leave_arguments_out),
-    # A view of an input that has an offset is taken for another slice of it; ops that write return tensors only.
+    # torch takes the offset of a view in its storage for one in the input, and functionalizes only ops that return
+    # tensors.
     ("torch._higher_order_ops.auto_functionalize", tensors.correct_functionalization),
     # Before 2.12 Dynamo traces a __get__ for what an instance holds, where Python calls none, and fails.
     ("torch._dynamo.variables.user_defined", dynamo.leave_out_gets),
@@ -63,6 +66,8 @@ def install(
     direct_call: Callable[[str, str], Callable[..., Any]],
 ) -> None:
     """Change torch, once in a process. The arguments are what the rooms above do where torch has no hook for them."""
+    if _waiting in sys.meta_path:  # `importlib.reload`
+        return
     with probes.stand_ins():
         library.follow(before_use, looks_up)  # torch.ops: `__getattr__`
         library.watch_definitions(definition_begins, definition_ends)  # torch.library.custom_op: `CustomOpDef.__init__`

@@ -58,6 +58,10 @@ _ENUMS = {
 }
 
 
+#: The schema of an `OpOverload`, as torch holds it.
+schema_of: Callable[[OpOverload], Any] = operator.attrgetter("_schema")
+
+
 def enum_from_number(type_: str, number: int) -> Any:
     """The torch.layout or torch.memory_format behind the number by which schemas hold it."""
     return getattr(torch, _ENUMS[type_][number])
@@ -75,12 +79,7 @@ def name_problem(name: tuple[str, str, str]) -> str | None:
     """
     namespace, op, overload = name
     for part in name:
-        try:
-            _C.parse_schema(f"{part or 'op'}() -> ()")
-            is_word = not keyword.iskeyword(part)
-        except RuntimeError:
-            is_word = False
-        if not is_word:
+        if keyword.iskeyword(part) or not _is_word_of_schema(part):
             return f"{part!r} is a keyword of Python or of schemas"
     of_namespaces, of_packets = _attributes_in_ops()
     found = vars(torch.ops).get(namespace) or inspect.getattr_static(torch.ops, namespace, None)
@@ -89,6 +88,15 @@ def name_problem(name: tuple[str, str, str]) -> str | None:
     if op in of_namespaces:
         return f"torch.ops.{namespace}.{op} is something else"
     return f"torch.ops.{namespace}.{op}.{overload} is something else" if overload in of_packets else None
+
+
+@functools.lru_cache(maxsize=64)
+def _is_word_of_schema(part: str) -> bool:
+    try:
+        _C.parse_schema(f"{part or 'op'}() -> ()")
+    except RuntimeError:
+        return False
+    return True
 
 
 @functools.cache
@@ -139,9 +147,6 @@ def group_name_type() -> Any | None:
     if not torch.distributed.is_available():
         return None
     return importlib.import_module("torch.distributed.distributed_c10d").GroupName
-
-
-schema_of: Callable[[OpOverload], Any] = operator.attrgetter("_schema")
 
 
 # Tags of ops, those among them that only newer versions of torch have -------------------------------------------------

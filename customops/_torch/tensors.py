@@ -183,10 +183,14 @@ def _address(tensor: torch.Tensor) -> int | None:
     return start + int(tensor.storage_offset()) * tensor.element_size() if start else None
 
 
+def flat_items(values: Iterable[Any]) -> list[Any]:
+    """The values, and in the place of a list what it holds."""
+    return [item for value in values for item in (value if isinstance(value, (list, tuple)) else (value,))]
+
+
 def tensors_in(values: Iterable[Any]) -> list[torch.Tensor]:
     """The tensors among `values`, and those in lists among them."""
-    flat = (item for value in values for item in (value if isinstance(value, (list, tuple)) else (value,)))
-    return [item for item in flat if isinstance(item, torch.Tensor)]
+    return [item for item in flat_items(values) if isinstance(item, torch.Tensor)]
 
 
 def _parts(values: Iterable[Any]) -> list[torch.Tensor]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
@@ -205,9 +205,11 @@ class Backend:
     def fallback_policy(self, policy: Policy) -> None:
         self._fallback.base_policy = check_policy(policy)
 
-    def no_fallback(self) -> contextlib.AbstractContextManager[None]:
+    @contextlib.contextmanager
+    def no_fallback(self) -> Iterator[None]:
         """Context manager: in this thread, an op without a kernel raises NotImplementedError."""
-        return self._fallback.with_policy("error")
+        with self._fallback.with_policy("error"):
+            yield
 
     def fallback_counts(self) -> dict[str, int]:
         """The number of times each op fell back to the CPU since the last reset, most frequent first."""

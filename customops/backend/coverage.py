@@ -79,8 +79,8 @@ def run(
                 continue
             # A fork each: one that crashes, or leaves autograd's threads behind, is no matter to the next.
             outcome = in_fork(functools.partial(_check, backend, op, dtype, both, samples), timeout)
-            failed = outcome.error is not None and (fallbacks.Journal(), False, _line(outcome.error))
-            journal, compared, error = failed or outcome.value
+            failure = (fallbacks.Journal(), False, _line(outcome.error)) if outcome.error is not None else None
+            journal, compared, error = failure or outcome.value
             score.journal.add(journal)
             if error is not None:
                 score.failed[_name(op)] = error

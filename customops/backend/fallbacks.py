@@ -257,16 +257,17 @@ class FallbackCall:
         self._lend_all()
         if plan.writes:
             tensors = [tensor for tensor in tensors_in((*self.args, *self.kwargs.values())) if not tensor.is_cpu]
-            written = [tensor for tensor in tensors_in(map(self._given, plan.writes)) if not tensor.is_cpu]
-            # Lend once more where tensors share memory: the CPU's kernels check for overlap by their storages.
-            if len(tensors) > 1 and memory.overlap(written, tensors):
-                self.together = dict(zip(map(id, tensors), memory.lend_together(tensors), strict=True))
-                self._lend_all()
+            if len(tensors) > 1:
+                written = [tensor for tensor in tensors_in(map(self._given, plan.writes)) if not tensor.is_cpu]
+                # Lend once more where tensors share memory: the CPU's kernels check for overlap by their storages.
+                if memory.overlap(written, tensors):
+                    self.together = dict(zip(map(id, tensors), memory.lend_together(tensors), strict=True))
+                    self._lend_all()
         if plan.device is not None or self.index < 0:
             # An op that makes a tensor is told where: it makes it on the CPU.
             device = self._given(plan.device) if plan.device is not None else None
             self.results_here = device is None or device.type == memory.name
-            if plan.device is not None and self.results_here:
+            if plan.device is not None and device is not None and self.results_here:
                 self._put(plan.device, torch.device("cpu"))
             if self.results_here and device is not None and device.index is not None:
                 self.index = memory.check_index(device.index)

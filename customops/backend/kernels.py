@@ -1,4 +1,4 @@
-"""User kernels of the device: installed and removed, with a check of their results in each call."""
+"""Kernels at the keys of a device: those of users, with a check of their results; shortcuts, autocast, attention."""
 
 from __future__ import annotations
 
@@ -275,7 +275,7 @@ def _kernel_above(op: Any) -> Fn:
 
     def above(*args: Any, **kwargs: Any) -> Any:
         values = (*args, *kwargs.values())
-        in_reverse = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors_in(values))
+        in_reverse = torch.is_grad_enabled() and _torch.autograd.any_requires_grad(*args, **kwargs)
         if in_reverse or (_torch.autograd.forward_ad_active() and _torch.autograd.any_tangent(values)):
             return op.decompose(*args, **kwargs)
         with _torch.dispatcher.below_autograd():

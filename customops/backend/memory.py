@@ -2,7 +2,7 @@
 
 A tensor of the device is a plain tensor over the bytes of a CPU tensor: `_compat.as_device` hands the memory over
 without copying, and `_compat.as_cpu` lends it back. torch keeps the owner alive, and a weak reference to the owner says
-when the bytes are gone.
+when the bytes are gone. The kernels without which there is no device are here, too: they make, copy, resize and pin.
 """
 
 from __future__ import annotations
@@ -207,14 +207,33 @@ class Essentials:
             return self.memory.current.index
         return self.memory.check_index(device.index)
 
-    def empty(self, size: Sequence[int], *, memory_format: torch.memory_format | None = None, **options: Any) -> Tensor:
+    def _refuse(self, layout: torch.layout | None, pin_memory: bool | None) -> None:
+        name = self.memory.name
+        if layout not in (None, torch.strided):
+            problem = f"a device written in Python holds strided tensors: not layout {layout}"
+            fix = f"keep it on the CPU, or call .to_dense() before .to({name!r})"
+            raise UnsupportedError(problem, op=name, fix=fix)
+        if pin_memory:
+            raise self.memory.cannot_pin(name)
+
+    def empty(
+        self,
+        size: Sequence[int],
+        *,
+        dtype: torch.dtype | None = None,
+        layout: torch.layout | None = None,
+        device: torch.device | None = None,
+        pin_memory: bool | None = None,
+        memory_format: torch.memory_format | None = None,
+    ) -> Tensor:
+        self._refuse(layout, pin_memory)
         strides, step = [1] * len(size), 1
         for dim in range(len(size) - 1, -1, -1):
             strides[dim] = step
             step *= max(size[dim], 1)
         if memory_format not in (None, torch.contiguous_format):
             strides = list(torch.empty(size, device="meta", memory_format=memory_format).stride())
-        return self.empty_strided(size, strides, **options)
+        return self.memory.empty(size, strides, dtype or torch.get_default_dtype(), self._index(device))
 
     def empty_strided(
         self,
@@ -226,13 +245,7 @@ class Essentials:
         device: torch.device | None = None,
         pin_memory: bool | None = None,
     ) -> Tensor:
-        name = self.memory.name
-        if layout not in (None, torch.strided):
-            problem = f"a device written in Python holds strided tensors: not layout {layout}"
-            fix = f"keep it on the CPU, or call .to_dense() before .to({name!r})"
-            raise UnsupportedError(problem, op=name, fix=fix)
-        if pin_memory:
-            raise self.memory.cannot_pin(name)
+        self._refuse(layout, pin_memory)
         return self.memory.empty(size, stride, dtype or torch.get_default_dtype(), self._index(device))
 
     def _copy_from(self, source: Tensor, target: Tensor, non_blocking: bool = False) -> Tensor:
@@ -282,10 +295,8 @@ class Essentials:
             and options.get("layout") in (None, torch.strided)
             and not options.get("pin_memory")
         )
-        is_users = self.memory.allocate or any(
-            self.user_kernels[f"aten::{op}"] for op in ("_copy_from", "empty_strided")
-        )
-        if is_users or not is_plain:
+        users = self.user_kernels
+        if not is_plain or self.memory.allocate or users["aten::_copy_from"] or users["aten::empty_strided"]:
             return _TO_COPY.redispatch(_compat.CPU_KEYS, tensor, **options)  # type: ignore[no-any-return]
         host = self.memory.lend(tensor)
         memory_format = options.get("memory_format") or torch.preserve_format

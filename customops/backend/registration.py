@@ -6,10 +6,9 @@ import contextlib
 import functools
 import importlib.util
 import multiprocessing.reduction
-import operator
 import re
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -105,7 +104,7 @@ def generate_methods_for_privateuse1_backend(
     _compat.generate_methods(*flags.values(), dtypes)
 
 
-def check_methods(methods: Iterable[str], unsupported_dtype: Any, *, name: str | None = None) -> None:
+def check_methods(methods: Collection[str], unsupported_dtype: Any, *, name: str | None = None) -> None:
     """Raise what `generate_methods_for_privateuse1_backend` raises, and change nothing."""
     name = name or _compat.backend_name()
     if name == UNNAMED:
@@ -162,10 +161,10 @@ REPLACED = {
 #: What ``torch.accelerator`` calls (`_compat.ACCELERATOR`), by which method: the guard that Python can register knows
 #: one device, and no memory.
 ACCELERATOR = {
-    "getDeviceIndex": "module.current_device",
+    "getDeviceIndex": "current_device",
     **dict.fromkeys(("setDeviceIndex", "exchangeDevice", "maybeExchangeDevice"), "exchange_device"),
-    "synchronizeDevice": "module.synchronize",
-    "isAllocatorInitialized": "module.is_initialized",
+    "synchronizeDevice": "synchronize",
+    "isAllocatorInitialized": "is_initialized",
     "emptyCache": "empty_cache",
     **dict.fromkeys(
         ("getDeviceStats", "getMemoryInfo", "resetAccumulatedStats", "resetPeakStats"), "refuse_statistics"
@@ -193,7 +192,7 @@ class Patches:
         for name, method in (ACCELERATOR | NEWER).items():
             path = _compat.ACCELERATOR + name
             if name in ACCELERATOR or _compat.lookup(path) is not None:
-                _compat.replace(undo, path, operator.attrgetter(method)(self))
+                _compat.replace(undo, path, getattr(self, method))
 
     def _replacement(self, function: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
         """`original` but for tensors and storages of the device: `function`, which gets it as its first argument."""
@@ -248,6 +247,16 @@ class Patches:
 
     def default_generator(self, index: int) -> torch.Generator:
         return self.module.default_generators[self.module.index_of(index)]
+
+    # The functions of ``torch.<name>``, which a user may replace, are asked for in each call.
+    def current_device(self) -> int:
+        return self.module.current_device()
+
+    def synchronize(self, device: Any = None) -> None:
+        self.module.synchronize(device)
+
+    def is_initialized(self) -> bool:
+        return self.module.is_initialized()
 
     def exchange_device(self, index: int) -> int:
         before = self.module.current_device()

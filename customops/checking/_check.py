@@ -202,8 +202,9 @@ def _known(argument: str, names: str | Sequence[str]) -> tuple[str, ...]:
 def _report_of(run: Run, in_forks: bool, shown: bool | None) -> Report:
     """Make a run, with ``mylib::op [#####-----] 12/30 test_vmap`` on stderr, by default of terminals only."""
     is_shown = sys.stderr.isatty() if shown is None else shown
-    start, last, before, width = time.perf_counter(), 0.0, "", 0
+    last, before, width = 0.0, "", 0
     with alone():
+        start = time.perf_counter()
         try:
             for done, total, what in isolated(run) if in_forks else run.steps():
                 now = time.perf_counter()

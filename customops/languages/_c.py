@@ -33,9 +33,10 @@ class DLTensor(ctypes.Structure):
     )
 
 
-#: By letters of ctypes and names of cffi.
+#: By letters of ctypes.
+_LETTERS = {"f": torch.float32, "d": torch.float64, "?": torch.bool}
+#: By names of cffi.
 _FLOATS = {
-    **{"f": torch.float32, "d": torch.float64, "?": torch.bool},
     **{"float": torch.float32, "double": torch.float64, "_Bool": torch.bool},
     **{"float _Complex": torch.complex64, "double _Complex": torch.complex128},
 }
@@ -126,7 +127,7 @@ def _pointer_of_ctypes(kind: Any) -> Pointer | None:
     letter = getattr(target, "_type_", None)
     if letter in _INTEGERS:
         return (_SIGNED if letter.islower() else _UNSIGNED)[ctypes.sizeof(target)], cast
-    return (_FLOATS[letter], cast) if isinstance(letter, str) and letter in _FLOATS else None
+    return (_LETTERS[letter], cast) if isinstance(letter, str) and letter in _LETTERS else None
 
 
 def _pointers_of_cffi(fn: Any) -> list[Pointer | None]:
@@ -148,10 +149,10 @@ def _pointer_of_cffi(ffi: Any, kind: Any) -> Pointer | None:
         return None, cast
     if target.kind == "struct" and target.cname.removeprefix("struct ") == DLTensor.__name__:
         return DLTensor, cast
+    if target.kind != "primitive":  # of whatever name: a struct may be called d
+        return None
     if target.cname in _FLOATS:
         return _FLOATS[target.cname], cast
-    if target.kind != "primitive":
-        return None
     signed = target.cname == "char" or int(ffi.cast(target, -1)) < 0
     return (_SIGNED if signed else _UNSIGNED)[ffi.sizeof(target)], cast
 

@@ -50,7 +50,8 @@ def from_jax(fn: Any = None, /, *, copy: bool = False) -> Any:
     def array(tensor: Tensor, name: str) -> Any:
         tensor = arguments.plain(tensor, name)
         # The dimensions from that of the largest stride to that of the smallest.
-        order = sorted(range(tensor.dim()), key=lambda dim: (tensor.stride(dim), tensor.size(dim)), reverse=True)
+        keys = list(zip(tensor.stride(), tensor.shape, strict=True))
+        order = sorted(range(tensor.dim()), key=keys.__getitem__, reverse=True)
         if not tensor.permute(order).is_contiguous():
             if not copy:
                 problem = "JAX takes contiguous memory, or a permutation of it"

@@ -258,15 +258,11 @@ def define(qualname: str, fn: Fn | None, text: str | None, tags: tuple[torch.Tag
                 problem = f"{what}: positional-only parameters, varargs and varkwargs are not supported"
             raise SchemaError(problem, op=op, where=where(fn), fix="customops.custom_op, which takes it")
     else:
-        wrong = InvalidSchemaError(
-            f"Invalid function schema: {name.name}{text}", op=op, expected='e.g. "(Tensor x) -> Tensor"'
-        )
-        if not text.lstrip().startswith("("):
-            raise wrong
         try:
-            schema = parse(f"{name.name}{text}")
+            schema = parse(f"{name.name}{text}" if text.lstrip().startswith("(") else "")
         except SchemaError as error:
-            raise wrong from error
+            problem, expected = f"Invalid function schema: {name.name}{text}", 'e.g. "(Tensor x) -> Tensor"'
+            raise InvalidSchemaError(problem, op=op, expected=expected) from error
     if not schema.is_functional:
         raise DefinitionError(
             "the legacy API only supports functional ops: they write to no argument, and return new tensors",

@@ -6,10 +6,9 @@ can also be called one by one.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -31,20 +30,29 @@ from customops.testing.isolation import Isolated, IsolationError, run_each_isola
 from customops.testing.watch import OpCheckMode, generate_repro, is_inside_opcheck_mode
 
 
-@contextlib.contextmanager
-def assert_raises_regex(exception: type[BaseException] | tuple[type[BaseException], ...], regex: str) -> Iterator[None]:
+class assert_raises_regex:
     """Context manager that asserts that the block raises `exception` with a message in which `regex` is found."""
-    expected = " or ".join(kind.__name__ for kind in (exception if isinstance(exception, tuple) else (exception,)))
-    try:
-        yield
-    except exception as error:
-        if not re.search(regex, str(error)):
-            raise CheckError("Expected exception to match regex", expected=regex, got=str(error)) from error
-    except Exception as error:  # KeyboardInterrupt and the like are nobody's test result
-        problem = f"Expected {expected} to be raised, instead got {type(error).__name__}"
-        raise CheckError(problem, got=str(error)) from error
-    else:
-        raise CheckError("Expected exception, but none was raised", expected=expected)
+
+    def __init__(self, exception: type[BaseException] | tuple[type[BaseException], ...], regex: str) -> None:
+        self.exception = exception
+        self.regex = regex
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: Any) -> bool:
+        kinds = self.exception if isinstance(self.exception, tuple) else (self.exception,)
+        expected = " or ".join(each.__name__ for each in kinds)
+        if error is None:
+            raise CheckError("Expected exception, but none was raised", expected=expected)
+        if not isinstance(error, self.exception):
+            if not isinstance(error, Exception):
+                return False  # KeyboardInterrupt and the like are nobody's test result
+            problem = f"Expected {expected} to be raised, instead got {type(error).__name__}"
+            raise CheckError(problem, got=str(error)) from error
+        if not re.search(self.regex, str(error)):
+            raise CheckError("Expected exception to match regex", expected=self.regex, got=str(error)) from error
+        return True
 
 
 def make_fx_check(

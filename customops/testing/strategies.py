@@ -511,7 +511,9 @@ class _Draw:
         return draw_tensor(self.draw, shape, dtype, self.plan.elements, layouts, option, self.plan.device, leaf.path)
 
 
-_samples = st.composite(lambda draw, plan: _Draw(draw, plan).sample())
+@st.composite
+def _samples(draw: st.DrawFn, plan: Plan) -> Sample:
+    return _Draw(draw, plan).sample()
 
 
 def _of_path(values: Mapping[str, Any], path: str, default: Any) -> Any:

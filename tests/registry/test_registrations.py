@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import inspect
+import sys
+import threading
 from typing import Any, get_type_hints
 
 import pytest
@@ -14,7 +17,7 @@ import customops
 from customops import CustomOpDef, Registry, Undefined, library
 from customops._op import definitions
 from customops._op.register import REGISTRATIONS
-from customops.errors import DefinitionError
+from customops.errors import CallbackError, DefinitionError, RegistrationError, UnregisteredError
 
 
 def double_fn(x: Tensor) -> Tensor:
@@ -47,12 +50,14 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
 }
 
 
+FUNCTIONS = [name for name in dir(library) if name.startswith("register_")]
+
+
 def test_the_table_has_all_methods() -> None:
     methods = [name for name in dir(CustomOpDef) if name.startswith("register_")]
     assert sorted(REGISTRATIONS) == sorted(methods)
-    functions = [name for name in dir(library) if name.startswith("register_")]
-    assert sorted(name for name, row in REGISTRATIONS.items() if row.in_library) == sorted(functions)
-    assert all(getattr(customops, name) is getattr(library, name) for name in functions)
+    assert set(FUNCTIONS) < set(methods)
+    assert all(getattr(customops, name) is getattr(library, name) for name in FUNCTIONS)
 
 
 def test_where_the_function_stands() -> None:
@@ -80,21 +85,24 @@ def test_each_is_remembered_taken_and_ignored(registry: Registry, ns: str, name:
         if at is not None and name != "register_autograd_from":
             assert getattr(each, name)(*args[:at])(args[at]) is args[at]
     assert results[0] is results[1] is results[2]
-    assert not torch._C._jit_get_schemas_for_operator(lazy._qualname)
+    assert bool(torch._C._jit_get_schemas_for_operator(lazy._qualname)) is REGISTRATIONS[name].defines
     assert lazy(torch.ones(2)).tolist() == undefined(torch.ones(2)).tolist() == [2, 2]
     rules = [[(rule.kind, rule.origin) for rule in each.describe().rules] for each in (op, lazy)]
     assert rules[0] == rules[1]
 
 
-@pytest.mark.parametrize("name", [name for name, row in REGISTRATIONS.items() if row.in_library])
+@pytest.mark.parametrize("name", FUNCTIONS)
 def test_a_function_does_what_the_method_does(registry: Registry, ns: str, name: str) -> None:
     ops = [registry.custom_op(f"{ns}::{letter}", double_fn, mutates_args=()) for letter in "fg"]
     result = getattr(ops[0], name)(*ARGUMENTS[name])
     assert getattr(library, name)(f"{ns}::g", *ARGUMENTS[name]) in (None, result)
     described = [[(rule.kind, rule.origin) for rule in op.describe().rules] for op in ops]
     assert described[0] == described[1]
-    function, method = (inspect.signature(getattr(holder, name)) for holder in (library, CustomOpDef))
-    assert list(function.parameters.values())[1:] == list(method.parameters.values())[1:]
+    function, method = (inspect.signature(getattr(holder, name)).parameters for holder in (library, CustomOpDef))
+    keywords = [
+        [each.name for each in found.values() if each.kind is each.KEYWORD_ONLY] for found in (function, method)
+    ]
+    assert keywords[0] == keywords[1]
     with pytest.raises(TypeError, match=name):
         getattr(library, name)()
 
@@ -137,3 +145,86 @@ def test_arguments_that_a_registration_does_not_take(registry: Registry, ns: str
     ):
         with pytest.raises(TypeError):
             call()
+    for call in (
+        lambda: op.register_kernel("gpu", double_fn),
+        lambda: op.register_kernel("gpu"),
+        lambda: op.register_out(fill, device_types="gpu"),
+    ):
+        with pytest.raises(RegistrationError):
+            call()
+
+
+def test_a_function_form_needs_its_formula(registry: Registry, ns: str) -> None:
+    op = registry.custom_op(f"{ns}::f", double_fn, mutates_args=())
+    for function in (library.register_autograd, library.register_jvp):
+        with pytest.raises(TypeError, match="missing 1 required positional argument"):
+            function(op, setup_context=setup)  # type: ignore[call-arg]
+
+
+def test_samples_of_an_op_that_is_gone(registry: Registry, ns: str) -> None:
+    op = registry.custom_op(f"{ns}::f", double_fn, mutates_args=())
+    op.unregister()
+    with contextlib.suppress(UnregisteredError):
+        op.register_samples(lambda: [])
+    assert [*op.samples()] == []
+
+
+def test_a_lazy_op_that_cannot_be_defined_is_replaced(registry: Registry, ns: str) -> None:
+    """Without being defined; with what was registered on it in the log."""
+
+    def untyped(x):  # type: ignore[no-untyped-def]
+        return x
+
+    old = registry.custom_op(f"{ns}::f", untyped, mutates_args=(), lazy=True)
+    old.register_fake(torch.empty_like)
+    with registry.scope():
+        inner = registry.custom_op(f"{ns}::f", double_fn, mutates_args=())
+        assert inner(torch.ones(1)) == 2
+    assert registry[f"{ns}::f"] is old
+    new = registry.custom_op(f"{ns}::f", double_fn, mutates_args=())
+    assert new(torch.ones(1)) == 2
+    with pytest.raises(UnregisteredError):
+        old(torch.ones(1))
+
+
+def test_an_op_that_comes_back_has_the_call_it_had(registry: Registry, ns: str) -> None:
+    op = registry.custom_op(f"{ns}::f", double_fn, mutates_args=(), bypass=True)
+    cls = type(op)
+    with registry.scope():
+        registry.custom_op(f"{ns}::f", double_fn, mutates_args=())
+    assert type(op) is cls
+    with registry.scope():
+        registry.configure(ns, bypass=False)
+        registry.custom_op(f"{ns}::f", double_fn, mutates_args=())
+    assert "without the dispatcher" in op.explain_call() or len(op._calls) == 1
+    assert op(torch.ones(1)) == 2
+
+
+@pytest.mark.parametrize("failing", [True, False])
+def test_attributes_of_a_lazy_op_while_another_thread_defines_it(registry: Registry, ns: str, failing: bool) -> None:
+    """A definition that fails leaves no moment in which the op has neither a declaration nor a definition."""
+    errors: list[BaseException] = []
+
+    def ask(op: Any) -> None:
+        for _ in range(20):
+            try:
+                op.schema  # noqa: B018
+            except CallbackError:
+                pass
+            except BaseException as error:
+                errors.append(error)
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for i in range(30):
+            op = registry.custom_op(f"{ns}::op{i}", double_fn, mutates_args=(), lazy=True)
+            op.register_fake((lambda a, b, c: a) if failing else torch.empty_like)
+            threads = [threading.Thread(target=ask, args=(op,)) for _ in range(3)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+    finally:
+        sys.setswitchinterval(before)
+    assert errors == []
