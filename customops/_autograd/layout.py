@@ -1,4 +1,4 @@
-"""The inputs and outputs of an autograd node, and how lists in them are flattened."""
+"""A formula and its options, as registered; and the inputs and outputs of an autograd node."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from customops._codegen.function import as_tuple
 from customops._schema.model import Argument, Differentiable, Names, Schema
 from customops._torch.schema import Tag
 
-# A gradient formula and its options, as registered --------------------------------------------------------------------
-
 __tracebackhide__ = True  # pytest leaves the frames out
+
+# A gradient formula and its options, as registered --------------------------------------------------------------------
 
 
 class Formula(NamedTuple):

@@ -120,13 +120,14 @@ class RecomputedFormula:
     def _function(
         self, ctx: Any, tensors: Sequence[Tensor], flags: Sequence[Any] = ()
     ) -> tuple[Callable[..., tuple[Any, ...]], list[Tensor]]:
-        """The function as one of those saved tensors that have a flag, and these; its results are laid out flat.
+        """``(run, chosen)``: the saved tensors that have a flag, and the function of values in their places.
 
-        The flags are for each positional argument that was passed, then for keyword-only tensors; lists as lists.
+        ``run(*values)`` returns the results of the function flat. The flags are for each positional argument that was
+        passed, then for keyword-only tensors; lists as lists.
         """
         leaves, spec, _ = ctx._customops_again
         args, kwargs = _torch.tensors.tree_unflatten(leaves, spec)
-        operands = [*args, *[kwargs[a.name] for a in self.schema.keyword_only if a.holds_tensors]]
+        operands = [*args, *[kwargs[argument.name] for argument in self.schema.keyword_only_tensors]]
         chosen: list[bool] = []
         for value, flag in zip(operands, flags, strict=False):
             pairs = zip(value, flag, strict=True) if isinstance(flag, list) else [(value, flag)]

@@ -131,7 +131,7 @@ class AutogradRule(Rule[str, Formula]):
 
     def _install(self, key: str, own_library: bool) -> Undo:
         operator, self.apply, self._current = self.operator, None, None
-        if key == "jvp" and operator.library is not None:
+        if key == "jvp" and operator.has_own_rules and "backward" in self._with_op:
             return nothing  # the function came with the op
         generated = function_at("Autograd", operator, functools.partial(_general, self, operator))
         return operator.impl(generated, "Autograd", with_keyset=True, own_library=own_library)

@@ -231,8 +231,8 @@ def _special(op: Any) -> Iterator[Rule]:
         for lowering in lowerings.values.values():
             yield of_function("lowering", lowering.fn, lowerings.source(None), target="inductor")
     if (replacements := rules.get(ReplacementRule)) is not None:
-        for pattern in replacements.values.values():
-            yield of_function("replacement", pattern.fn.fn, "", target="inductor", origin="registered")
+        for key, pattern in replacements.values.items():
+            yield of_function("replacement", pattern.fn.fn, replacements.source(key), target="inductor")
     if (effects := rules.get(EffectRule)) is not None:
         for effect in effects.values.values():
             yield Rule("effect", name=str(effect).rpartition(".")[2], registered=effects.source(None))

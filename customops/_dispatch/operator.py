@@ -286,23 +286,35 @@ class OperatorHandle:
     def impl_fake(self, fn: Callable[..., Any], source: str, *, own_library: bool = False) -> Undo:
         """Install `fn`, of `source`, as the fake: at Meta, and in the registry where FakeTensorMode looks."""
         library, undo = self._library(own_library)
-        if self.library is not None:
-            _torch.library.enter_fake(library, self.qualname, fn, source)
-        else:
-            stacklevel = user_stacklevel()  # torch takes that frame for the place of the registration
-            _torch.library.register_fake(library, self.name.local, fn, _stacklevel=stacklevel, allow_override=True)
+        try:
+            if self.library is not None:
+                _torch.library.enter_fake(library, self.qualname, fn, source)
+            else:
+                stacklevel = user_stacklevel()  # torch takes that frame for the place of the registration
+                _torch.library.register_fake(library, self.name.local, fn, _stacklevel=stacklevel, allow_override=True)
+        except BaseException:
+            undo()
+            raise
         return undo
 
     def impl_torch_dispatch(self, cls: type, fn: Callable[..., Any], *, own_library: bool = False) -> Undo:
         """Install `fn` as the rule of a dispatch mode or tensor subclass."""
         library, undo = self._library(own_library)
-        _torch.library.register_torch_dispatch(library, self.name.local, cls, fn)
+        try:
+            _torch.library.register_torch_dispatch(library, self.name.local, cls, fn)
+        except BaseException:
+            undo()
+            raise
         return undo
 
     def impl_effect(self, effect: Any) -> Undo:
         """Tell torch which side effect calls of the op have."""
         library, undo = self._library(own_library=True)
-        _torch.library.register_effect(library, self.qualname, effect)
+        try:
+            _torch.library.register_effect(library, self.qualname, effect)
+        except BaseException:
+            undo()
+            raise
         self.recompile()
         return undo
 

@@ -1,4 +1,4 @@
-"""Registrations: the newest one counts, and each can be unregistered."""
+"""What was registered, as an object that ends it: by itself, with a library, or in a group. And the lock."""
 
 from __future__ import annotations
 

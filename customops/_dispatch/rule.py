@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Generic, TypeVar
 
 from customops._dispatch.operator import OperatorHandle
-from customops._dispatch.registrations import Registration, Undo, nothing
+from customops._dispatch.registrations import Registration, RegistrationGroup, Undo, nothing
 from customops.errors import user_source
 
 __tracebackhide__ = True  # pytest leaves the frames out
@@ -47,7 +48,10 @@ class Rule(Generic[K, V]):
         self._uninstall: dict[K, Undo] = {}
 
     def _install(self, key: K, own_library: bool) -> Undo:
-        """Install the function of a key, and return how to uninstall it."""
+        """Install the function of a key, and return how to uninstall it.
+
+        With `own_library` it can be uninstalled alone; else it goes with the op.
+        """
         raise NotImplementedError
 
     def _changed(self) -> None:
@@ -92,15 +96,26 @@ class Rule(Generic[K, V]):
         self._changed()
         return entry
 
+    def set_all(self, keys: Iterable[K], value: V) -> Registration:
+        """`set` for several keys; if one fails, for none."""
+        made: list[Registration] = []
+        try:
+            for key in keys:
+                made.append(self.set(key, value))
+        except BaseException:
+            RegistrationGroup(made).unregister()
+            raise
+        return RegistrationGroup(made)
+
     def _unset(self, entry: _Entry[K, V]) -> None:
-        key, entries = entry.key, self._entries[entry.key]
+        key, entries = entry.key, self._entries.get(entry.key, [])
         if entry not in entries:
             return
         entries.remove(entry)
         if entries:
             self.values[key] = entries[-1].value
         else:
-            del self.values[key]
+            del self.values[key], self._entries[key]
             if self._uninstall.get(key, nothing) is not nothing:
                 self._uninstall.pop(key)()
         self._changed()

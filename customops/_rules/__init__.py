@@ -21,7 +21,7 @@ R = TypeVar("R")
 #: The rules by which compilers put other code in the place of the op.
 _FOR_COMPILERS = (DecompositionRule, InductorLoweringRule, ReplacementRule)
 
-#: Rules that most ops do not have, but for the out variant.
+#: The rules that are made on first use and that compilers see: all of them but `out`.
 _TRACED = (RawRule, AutocastRule, EffectRule, TorchDispatchRule, *_FOR_COMPILERS)
 
 

@@ -15,7 +15,7 @@ from customops._codegen.bypass import graph_call
 from customops._dispatch.callbacks import Fn, bind_kernel, filler
 from customops._dispatch.names import Name
 from customops._dispatch.operator import OperatorHandle
-from customops._dispatch.registrations import Registration, RegistrationGroup, Undo
+from customops._dispatch.registrations import Registration, Undo
 from customops._dispatch.rule import Rule
 from customops._dispatch.scopes import Sample
 from customops._schema.model import Argument
@@ -48,7 +48,7 @@ class Equivalent:
         return self.fn(*args, **kwargs)
 
     def substitute(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, random: bool = True) -> Any:
-        """What is traced in the place of a call with fake tensors, or NotImplemented: see `substitution`."""
+        """What is traced in the place of a call with fake tensors, or NotImplemented (`_torch.inductor.substitute`)."""
         try:
             return _torch.inductor.substitute(self.operator.overload, self, args, kwargs, self._fault, random)
         except RecursionError as error:
@@ -108,7 +108,7 @@ class DecompositionRule(Rule[str, tuple[Equivalent, Equivalent | None]]):
         if not callable(when):
             return self.set(when, (decomposition, None))
         applies = Equivalent(self.operator, when, "predicate")
-        return RegistrationGroup([self.set(compiler, (decomposition, applies)) for compiler in _COMPILERS])
+        return self.set_all(_COMPILERS, (decomposition, applies))
 
     def _install(self, compiler: str, own_library: bool) -> Undo:
         undo = _torch.inductor.enter(self.operator.overload, compiler, functools.partial(self._call, True, compiler))
@@ -178,7 +178,7 @@ class ReplacementRule(Rule[object, "_Replacement"]):
                     fix="give it a default",
                 )
         pattern = _Replacement(Equivalent(self.operator, fn, "pattern"), op, samples, has_backward)
-        return self.set(object(), pattern, "")
+        return self.set(object(), pattern)
 
     def _install(self, key: object, own_library: bool) -> Undo:
         undo = _torch.inductor.add_pattern(self.values[key].pattern())

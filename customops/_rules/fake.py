@@ -164,8 +164,8 @@ class FakeRule(Rule[None, Fn]):
     def _changed(self) -> None:
         if self.operator.removed is None:  # else the name may be another op's by now
             self.operator.recompile()
-            record = _torch.library.fake_record(self.operator.qualname)  # of the trampoline that calls the fake
-            if record is not None:
+            record = _torch.library.fake_record(self.operator.qualname)
+            if record is not None and None in self._uninstall:  # else it is the record of a fake of others
                 record.source = self.source(None) or self.operator.spec.source
 
 
@@ -354,14 +354,13 @@ def _check_names(like: Like, result: Return, schema: Schema, op: str) -> None:
     arguments = {argument.name: argument for argument in schema.arguments}
     names, place = [*arguments], user_source()
 
-    def refuse(option: str, expected: str, got: Any, problem: str = _WRONG) -> RegistrationError:
-        got = got if isinstance(got, str) and problem is _UNKNOWN else brief(got)
+    def wrong(option: str, expected: str, got: str, problem: str = _WRONG) -> RegistrationError:
         return RegistrationError(problem, op=op, argument=option, expected=expected, got=got, where=place)
 
     def check(option: str, name: Any, known: list[str], kind: str) -> None:
         if name not in known:
             expected = f"the name of one of the {kind} {', '.join(known)}" if known else f"the op has no {kind}"
-            raise refuse(option, expected, brief(name), _UNKNOWN)
+            raise wrong(option, expected, brief(name), _UNKNOWN)
 
     def of(*types: str) -> list[str]:
         tensors = [name for name in names if arguments[name].is_tensor]
@@ -385,22 +384,22 @@ def _check_names(like: Like, result: Return, schema: Schema, op: str) -> None:
     if like.device is not None:
         check("device", like.device, of("Device"), "arguments")
     if not isinstance(like.memory_format, torch.memory_format):
-        raise refuse("memory_format", "a torch.memory_format", like.memory_format)
+        raise wrong("memory_format", "a torch.memory_format", brief(like.memory_format))
     if isinstance(shape, str):
         check("shape", shape, of("int[", "SymInt["), "arguments")
     elif callable(shape):
         for each in inspect.signature(shape).parameters.values():
             if each.name not in names or each.kind in _NOT_BY_NAME:
-                raise refuse("shape", f"some of {', '.join(names)}", f"{each} of {where(shape)}", _UNKNOWN)
+                raise wrong("shape", f"some of {', '.join(names)}", f"{each} of {where(shape)}", _UNKNOWN)
     elif isinstance(shape, Sequence):
         for size in shape:
             if isinstance(size, str):
                 sizes = [name for name in names if arguments[name].type in ("int", "SymInt")]
                 check("shape", size, sizes, "int arguments")
             elif not _is_size(size):
-                raise refuse("shape", "an int, 0 or more, or the name of an int argument", size)
+                raise wrong("shape", "an int, 0 or more, or the name of an int argument", brief(size))
     elif shape is not None:
-        raise refuse("shape", "sizes, a name, or a function", shape)
+        raise wrong("shape", "sizes, a name, or a function", brief(shape))
 
 
 def _is_size(value: Any) -> bool:

@@ -39,7 +39,10 @@ __tracebackhide__ = True  # pytest leaves the frames out
 
 
 def bind(operator: OperatorHandle, kernel: Fn | None) -> None:
-    """Put into an op of ours what its schema says of what it writes. `kernel`, which came with it, does the same."""
+    """Put into an op of ours what follows from what its schema says it writes.
+
+    `kernel` is the function that came with the op. If the op is traceable, functionalization runs it in its place.
+    """
     schema, overload, traced = operator.schema, operator.overload, kernel if operator.spec.traceable else None
     writes, variant = bool(schema.mutated) and not schema.is_view, operator.mutation_only
     if writes and variant is not None:
@@ -177,7 +180,7 @@ class EffectRule(Rule[None, Any]):
     torch keeps it by the op's name, so that it is told anew when it changes.
     """
 
-    _undo: Undo = nothing
+    _undo: Undo
 
     def bind(self, operator: OperatorHandle) -> None:
         self._undo = nothing

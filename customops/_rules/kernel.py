@@ -20,7 +20,7 @@ from customops._dispatch.current_kernel import CurrentKernel
 from customops._dispatch.fingerprint import uses_in
 from customops._dispatch.names import _ANY_DEVICE, DeviceTypes, check_devices, device_list
 from customops._dispatch.operator import OperatorHandle, OpSpec
-from customops._dispatch.registrations import Registration, RegistrationGroup, Undo, lock
+from customops._dispatch.registrations import Registration, Undo, lock
 from customops._dispatch.results import given
 from customops._dispatch.rule import Rule
 from customops._rules.out import Expected, asked
@@ -78,7 +78,7 @@ class KernelRule(Rule[str | None, Fn]):
         if ours:
             _warn_if_random(fn, self.operator.spec)
         fn = bind_kernel(fn, schema, op, "kernel", warn=ours)
-        return RegistrationGroup([self.set(device_type, fn) for device_type in devices])
+        return self.set_all(devices, fn)
 
     @contextmanager
     def enabled(self, device_type: str, enabled: bool) -> Iterator[None]:
@@ -145,9 +145,6 @@ class KernelRule(Rule[str | None, Fn]):
             current.direct = generate_kernel(operator, current, bump=True) if schema.mutated else kernel
         undo = operator.impl(kernel, key, own_library=own_library, current_kernel=current)
         self._current_kernels[device_type] = current
-        if device_type is not None and not schema.tensors and self._unselect is None:
-            select = _selector(self, operator)
-            self._unselect = operator.impl(select, "BackendSelect", with_keyset=True, own_library=own_library)
 
         def uninstall() -> None:
             del self._current_kernels[device_type]
@@ -156,18 +153,25 @@ class KernelRule(Rule[str | None, Fn]):
                 self._unselect()
                 self._unselect = None
 
+        if device_type is not None and not schema.tensors and self._unselect is None:
+            try:
+                select = _selector(self, operator)
+                self._unselect = operator.impl(select, "BackendSelect", with_keyset=True, own_library=own_library)
+            except BaseException:
+                uninstall()
+                raise
         return uninstall
 
 
 def _warn_if_random(fn: Any, spec: OpSpec) -> None:
     """Warn if a kernel surely draws random numbers that nothing seeds, and its op has no tag that says so."""
     code = getattr(fn, "__code__", None)
-    if code is None or _DRAWS.isdisjoint(code.co_names):
+    is_tagged = spec.traceable or torch.Tag.nondeterministic_seeded in spec.tags
+    if code is None or is_tagged or _DRAWS.isdisjoint(code.co_names):
         return
     uses = uses_in(code)
     keywords = {name for names in code.co_consts if isinstance(names, tuple) for name in names}
-    is_seeded = "generator" in keywords | uses.names or not _SEEDS.isdisjoint(uses.names)
-    if is_seeded or spec.traceable or torch.Tag.nondeterministic_seeded in spec.tags:
+    if "generator" in keywords | uses.names or not _SEEDS.isdisjoint(uses.names):
         return
     of_results = _IN_PLACE & {*code.co_names} - set().union(*uses.of.values())  # of what a call returned
     found = {f"Tensor.{name}" for name in of_results}
@@ -248,12 +252,12 @@ class Inspection:
                 if type(x) not in _PLAIN or x.device.type not in _DEVICES:
                     return fn(*args, **kwargs)
                 if argument.is_mutated:
-                    written.add(_memory(x))
+                    written.add(_torch.tensors.memory_id(x))
                 else:
                     read.append((argument.name, x, _torch.autograd.version_of(x), _sample(x)))
         result = fn(*args, **kwargs)
         for name, x, version, sample in read:
-            is_counted = _torch.autograd.version_of(x) != version and _memory(x) not in written
+            is_counted = _torch.autograd.version_of(x) != version and _torch.tensors.memory_id(x) not in written
             if is_counted and _differs(_sample(x), sample):
                 raise KernelError(
                     "the kernel writes to an argument, and the schema does not say so: compilers and autograd would "
@@ -280,11 +284,6 @@ class Inspection:
             )
         current.passed()
         return result
-
-
-def _memory(tensor: Tensor) -> Any:
-    """Equal for tensors of one storage, which may have one version."""
-    return tensor.untyped_storage()._cdata if tensor.layout is torch.strided else id(tensor)
 
 
 def _sample(tensor: Tensor) -> Tensor | None:

@@ -78,7 +78,7 @@ class VmapRule(Rule[None, Fn]):
         operator, self._default = self.operator, None
         vmap = _trampoline(self, operator)
         undo = operator.impl(vmap, "FuncTorchBatched", own_library=own_library)
-        if own_library:
+        if not operator.has_own_rules:  # it has what is registered, and nothing more
             return undo
         is_random = torch.Tag.nondeterministic_seeded in operator.tags
         if is_random or "Tensor[]?" in map(attrgetter("type"), operator.schema.arguments):
@@ -102,7 +102,7 @@ def _trampoline(rule: VmapRule, operator: OperatorHandle) -> Fn:
     """The function at the key of batched tensors."""
     overload, op = operator.overload, operator.qualname
 
-    def call_rule(info: Any, in_dims: tuple[Any, ...], /, *operands: Any, **others: Any) -> Any:
+    def call_rule(others: dict[str, Any], info: Any, in_dims: tuple[Any, ...], /, *operands: Any) -> Any:
         """Call the rule that counts now. It returns a result, and for each tensor in it the dimension of the batch."""
         fn, problem = rule.current, None
         found = rule.operands.call(functools.partial(fn, info, in_dims), *operands, **others)
@@ -143,8 +143,8 @@ def _trampoline(rule: VmapRule, operator: OperatorHandle) -> Fn:
                 return overload.redispatch(key, *args, **kwargs)  # and comes back
             return _torch.dispatcher.call_without_autocast(vmap, *args, **kwargs)
         values, others = operands.join(args, kwargs)
-        call = functools.partial(operands.call, overload) if operands.names else overload
-        return _torch.autograd.call_vmap_rule(call_rule, call, values, others)
+        call = functools.partial(operands.call, overload, **others)
+        return _torch.autograd.call_vmap_rule(functools.partial(call_rule, others), call, values)
 
     return _torch.dynamo.outside_dynamo(vmap)
 
@@ -164,10 +164,12 @@ def _vmap_mode(rule: VmapRule, vmap: Fn, is_random: bool) -> Fn:
         return overload.redispatch(keyset & rest, *args, **kwargs)
 
     def vmap_mode(keyset: Any, /, *args: Any, **kwargs: Any) -> Any:
+        if not is_random and keyset.has(batched):
+            return overload.redispatch(keyset & rest, *args, **kwargs)
         batch = _torch.autograd.Batch((args, kwargs))
         if not is_random:
             return go_on(keyset, batch.is_batched, args, kwargs)
-        # A rule sees to it itself.
+        # A rule of the user gets info.randomness, and decides.
         if batch.randomness == "error" and isinstance(rule.registered, (_Strategy, NoneType)):
             raise UnsupportedError(
                 'a random op was called inside torch.vmap(..., randomness="error")',
@@ -191,7 +193,7 @@ class _Operands:
     def __init__(self, schema: Schema) -> None:
         self.arguments, self.fill = schema.operands, filler(schema)
         self.positional = len(schema.positional)
-        self.names = tuple(argument.name for argument in schema.operands[len(schema.positional) :])
+        self.names = tuple(argument.name for argument in schema.keyword_only_tensors)
 
     def join(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         others = {name: value for name, value in kwargs.items() if name not in self.names}
@@ -207,7 +209,7 @@ class _Shorter:
 
     def __init__(self, rule: WithoutDefaults, schema: Schema) -> None:
         self.rule = rule
-        self.tensors = [argument.name for argument in schema.operands[len(schema.positional) :]]
+        self.tensors = [argument.name for argument in schema.keyword_only_tensors]
 
     def __call__(self, info: Any, in_dims: tuple[Any, ...], /, *args: Any, **kwargs: Any) -> Any:
         short, named = self.rule.shorten(args, kwargs)
@@ -286,10 +288,11 @@ class _Strategy:
         if is_sequential:
             results = []
             for i in range(size):
-                # Each call draws the same numbers, and the last one moves the generators on.
+
                 def element(x: Tensor, dim: int | None, i: int = i) -> Tensor:
                     return x if dim is None else x.select(dim, i)
 
+                # With randomness="same" each call draws the same numbers; the last one moves the generators on.
                 with states.again() if states is not None and i < size - 1 else contextlib.nullcontext():
                     results.append(call(element))
             result = _stack(results, op)

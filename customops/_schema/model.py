@@ -143,6 +143,7 @@ class Schema:
     mutated: tuple[Argument, ...] = field(init=False, repr=False, compare=False)
     #: The arguments that are tensors, or lists of them.
     tensors: tuple[Argument, ...] = field(init=False, repr=False, compare=False)
+    keyword_only_tensors: tuple[Argument, ...] = field(init=False, repr=False, compare=False)
     #: The arguments that rules have an entry for (a gradient, a batch dimension): positional ones, then keyword-only
     #: tensors.
     operands: tuple[Argument, ...] = field(init=False, repr=False, compare=False)
@@ -170,6 +171,7 @@ class Schema:
             keyword_only=tuple(keyword_only),
             mutated=tuple(mutated),
             tensors=tuple(tensors),
+            keyword_only_tensors=tuple(keyword_only_tensors),
             operands=(*positional, *keyword_only_tensors),
             is_view=is_view,
         )

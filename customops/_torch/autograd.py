@@ -81,7 +81,7 @@ def without_tangent(value: Any) -> Any:
     return value
 
 
-def apply_function(function: Any, *args: Any, **kwargs: Any) -> Any:
+def apply_function(function: Any, /, *args: Any, **kwargs: Any) -> Any:
     """``function.apply(*args, **kwargs)`` of a `SingleLevelFunction`, also inside functorch transforms."""
     if not transforms_active():
         return function.apply(*args, **kwargs)
@@ -218,10 +218,10 @@ def is_tracked_further_out(tensor: torch.Tensor) -> bool:
     return False
 
 
-def call_vmap_rule(rule: Any, overload: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Unwrap batched tensors, call ``rule(info, in_dims, *args, **kwargs)``, wrap what it returns."""
+def call_vmap_rule(rule: Any, op: Any, args: tuple[Any, ...]) -> Any:
+    """Unwrap batched tensors, call ``rule(info, in_dims, *args)``, wrap what it returns; ``op(*args)`` if none is."""
     interpreter: Any = _functorch.retrieve_current_functorch_interpreter()
-    return _functorch_function.custom_function_call_vmap_helper(interpreter, rule, overload, *args, **kwargs)
+    return _functorch_function.custom_function_call_vmap_helper(interpreter, rule, op, *args)
 
 
 @functools.cache  # not at import: without the name only vmap is lost

@@ -209,6 +209,7 @@ def set_deterministic(on: bool, warn_only: bool) -> None:
 
 
 set_grad_enabled: Callable[[bool], None] = _C._set_grad_enabled
+_set_fwd_grad_enabled: Any = torch.autograd.forward_ad._set_fwd_grad_enabled
 
 
 @functools.cache
@@ -218,16 +219,12 @@ def _excluded_in_plain_state() -> Any:
         return fresh.submit(_C._dispatch_tls_local_exclude_set).result()
 
 
-def call_plainly(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def call_plainly(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """Call a kernel as if no mode, transform, autocast or compiler had called its op."""
     return _call_with_excluded(_excluded_in_plain_state(), fn, args, kwargs)
 
 
-#: Without: kernels below modes run with forward mode on
-_set_fwd_grad_enabled: Any = torch.autograd.forward_ad._set_fwd_grad_enabled
-
-
-def call_plainly_writing(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def call_plainly_writing(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """The same for an op that writes: where writes are not counted, as below a mode, they are not in the kernel either.
 
     They were counted above; and there a tensor of inference mode may be written outside of it.
@@ -236,7 +233,7 @@ def call_plainly_writing(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> A
     return _call_with_excluded(_excluded_in_plain_state() | counting, fn, args, kwargs)
 
 
-def call_plainly_in_trace(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def call_plainly_in_trace(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """The same for plain torch code that is called while a compiler traces a call of the op.
 
     AOTAutograd leaves out autograd and `torch.func`, and includes its functionalization, which is not `torch.func`'s.
@@ -254,7 +251,7 @@ def _call_with_excluded(excluded: Any, fn: Callable[..., Any], args: Any, kwargs
         return fn(*args, **kwargs)
 
 
-def call_without_autocast(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def call_without_autocast(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """Call a formula or a rule, in which ``torch.autocast`` still switches autocast on.
 
     While functorch runs an op, each level further out has autocast as it was when the op was called. So it gets nothing
@@ -272,7 +269,7 @@ def call_without_autocast(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> 
         return fn(*args, **kwargs)
 
 
-def call_view_plainly(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def call_view_plainly(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """`call_plainly` for a view: torch's own kernel, above, excludes keys that have to be."""
     with torch.no_grad():
         return call_without_autocast(fn, *args, **kwargs)

@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 
 from customops._torch.dispatcher import call_plainly_in_trace, device_key
 from customops._torch.library import followed, torch_op_of
-from customops._torch.tensors import TorchDispatchMode, overlap, storage_id, tree_flatten, tree_unflatten
+from customops._torch.tensors import TorchDispatchMode, memory_id, overlap, storage_id, tree_flatten, tree_unflatten
 
 #: Without: compile caches return what an earlier definition of an op was compiled to
 #: What compiled code depends on of the ops of these names, or None where none of them is ours.
@@ -570,12 +570,12 @@ def substitute(
     if declined[-1]:
         return NotImplemented
     _compare(result, _expected(overload, args, kwargs), fault)
-    taken = {_memory(tensor) for tensor in tensors}
+    taken = {memory_id(tensor) for tensor in tensors}
     leaves, spec = tree_flatten(result)
     for i, leaf in enumerate(leaves):
         if isinstance(leaf, torch.Tensor):
-            leaves[i] = leaf.clone() if _memory(leaf) in taken else leaf
-            taken.add(_memory(leaves[i]))
+            leaves[i] = leaf.clone() if memory_id(leaf) in taken else leaf
+            taken.add(memory_id(leaves[i]))
     return tree_unflatten(leaves, spec)
 
 
@@ -604,7 +604,7 @@ class _Watch(TorchDispatchMode):
 
     def __init__(self, tensors: list[torch.Tensor], fault: Fault, random: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.given = {_memory(tensor) for tensor in tensors}
+        self.given = {memory_id(tensor) for tensor in tensors}
         self.fault, self.random = fault, random
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -612,7 +612,7 @@ class _Watch(TorchDispatchMode):
         arguments = func._schema.arguments if isinstance(func, OpOverload) and func._schema.is_mutable else ()
         values = {**dict(zip((each.name for each in arguments), args, strict=False)), **kwargs}
         written = tree_leaves([values.get(each.name) for each in arguments if each.is_write])
-        if any(isinstance(each, torch.Tensor) and _memory(each) in self.given for each in written):
+        if any(isinstance(each, torch.Tensor) and memory_id(each) in self.given for each in written):
             raise self.fault("writes to an argument", "new tensors, and no writes to what it is given", str(func))
         if not self.random and torch.Tag.nondeterministic_seeded in getattr(func, "tags", ()):
             raise self.fault("draws random numbers", "code that does not; a decomposition may", str(func))
@@ -624,11 +624,6 @@ class _Watch(TorchDispatchMode):
         if func is torch.ops.aten._efficientzerotensor.default:
             func = torch.ops.aten.zeros.default  # of forward mode; inductor reads its memory, which it has none
         return func(*args, **kwargs)
-
-
-def _memory(tensor: torch.Tensor) -> int:
-    """Which memory a tensor lies in: the same number for its views."""
-    return storage_id(tensor) if tensor.layout is torch.strided and not tensor.is_nested else id(tensor)
 
 
 def _expected(overload: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -183,6 +183,11 @@ def _address(tensor: torch.Tensor) -> int | None:
     return start + int(tensor.storage_offset()) * tensor.element_size() if start else None
 
 
+def memory_id(tensor: torch.Tensor) -> int:
+    """Which memory a tensor lies in: the same number for its views."""
+    return storage_id(tensor) if tensor.layout is torch.strided and not tensor.is_nested else id(tensor)
+
+
 def flat_items(values: Iterable[Any]) -> list[Any]:
     """The values, and in the place of a list what it holds."""
     return [item for value in values for item in (value if isinstance(value, (list, tuple)) else (value,))]
