@@ -1,8 +1,14 @@
-"""The versions of torch that customops is for. Nothing uses torch before this, which uses public names alone."""
+"""The versions of torch that customops is for, and what older versions of Python lack.
+
+Nothing uses torch before this, which uses public names alone.
+"""
 
 from __future__ import annotations
 
 import re
+import sys
+from functools import cached_property as cached_property
+from typing import Any
 
 import torch
 
@@ -10,6 +16,17 @@ import torch
 OLDEST = (2, 11)
 #: The newest one that the tests were run on. A newer one works as far as `customops doctor` finds what it needs.
 NEWEST = (2, 15)
+
+
+if sys.version_info < (3, 12):
+
+    class cached_property(cached_property):  # type: ignore[no-redef, type-arg]
+        """One without a lock. Python's has a lock that all instances share: two threads can wait for each other."""
+
+        def __get__(self, instance: Any, owner: type[Any] | None = None) -> Any:
+            if instance is None:
+                return self
+            return vars(instance).setdefault(self.attrname, self.func(instance))
 
 
 def release(version: str) -> tuple[int, int] | None:

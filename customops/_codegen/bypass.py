@@ -25,7 +25,7 @@ from customops._codegen.kernel import Emitter, Shape, any_requires_grad, emit_ke
 from customops._dispatch.operator import OperatorHandle
 from customops._dispatch.results import CheckPolicy
 from customops._schema.model import Argument, Schema
-from customops._schema.types import TypeRow, row_of
+from customops._schema.types import ROWS, TypeRow, item_type
 
 CALL = """\
 def __call__($self, /, {parameters}):
@@ -141,7 +141,10 @@ def _source(shape: Shape, *, eager: bool) -> Source:
 
 def _row(argument: Argument) -> TypeRow | None:
     """The row of an argument, or of its items, of which some values reach a kernel as they are, or as we make them."""
-    row = row_of(argument.type)
+    type_ = argument.type.removesuffix("?")
+    row = ROWS.get((item_type(type_) or type_).removesuffix("?"))
+    if row is None:  # a list of lists
+        return None
     return row if row.unchanged and not (argument.is_list and row.list_unchanged_if is None) else None
 
 

@@ -21,6 +21,7 @@ from typing import Any
 from customops import _torch
 from customops._dispatch.results import CheckPolicy
 from customops._schema.model import Argument, Schema
+from customops._versions import cached_property
 
 __tracebackhide__ = True  # pytest leaves the frames out
 
@@ -92,7 +93,7 @@ class Source:
         function.__kwdefaults__ = first.__kwdefaults__
         return function
 
-    @functools.cached_property
+    @cached_property
     def _first(self) -> Any:
         """The function without the objects of an op."""
         code, names = _compiled(self.template, self._prefix, self.name)

@@ -13,7 +13,6 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import Enum
-from functools import cached_property
 from types import NoneType
 from typing import Any, NoReturn
 
@@ -42,6 +41,7 @@ from customops._schema.structure import (
     split,
 )
 from customops._schema.types import hint_of
+from customops._versions import cached_property
 from customops.errors import ArgumentError, AutogradError, CallbackError, CustomOpsError, KernelError, brief, cut, where
 
 # What generated functions call: tensors or numbers, and the errors for values that do not fit -------------------------
@@ -130,14 +130,14 @@ class Writer:
     `bad` makes the error for a value that does not fit; a function that only restores lowers none.
     """
 
-    def __init__(self, name: str, plan: Lowering, bad: Fn | None = None) -> None:
-        self.signature, self.schema, self.op = plan.signature, plan.schema, plan.op
-        self.source = Source(name, Schema((*plan.schema.arguments, *plan.parameters.arguments), ()))
+    def __init__(self, name: str, lowering: Lowering, bad: Fn | None = None) -> None:
+        self.signature, self.schema, self.op = lowering.signature, lowering.schema, lowering.op
+        self.source = Source(name, Schema((*lowering.schema.arguments, *lowering.parameters.arguments), ()))
         self.source.objects |= {
             "Tensor": Tensor,
             "bad": bad,
             "number_of": number_of,
-            "absent": functools.partial(absent, plan.op),
+            "absent": functools.partial(absent, lowering.op),
             "tensor_of": tensor_of,
         }
 
@@ -218,10 +218,10 @@ class Writer:
         if node.given is None:
             return values
         names = {name: f"$lowered_{name}" for name in values}
-        absent = [f"{name} = None" for name in names.values()]
-        absent[0] = f"{names[node.given.name]} = False"
+        left_out = [f"{name} = None" for name in names.values()]
+        left_out[0] = f"{names[node.given.name]} = False"
         present = [*inside, *(f"{names[key]} = {code}" for key, code in values.items())]
-        lines += fill(MAY_BE_NONE.replace("{value}", value), none=absent, some=present).splitlines()
+        lines += fill(MAY_BE_NONE.replace("{value}", value), none=left_out, some=present).splitlines()
         return names
 
     def _check(self, test: str, value: str, path: str, expected: str, lines: list[str]) -> None:

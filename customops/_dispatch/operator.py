@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import operator as operators
 import re
 import weakref
@@ -26,6 +25,7 @@ from customops._schema.parse import from_dispatcher, signature_of
 from customops._schema.structure import Signature
 from customops._torch.library import Library, OpOverload
 from customops._torch.schema import Tag, for_dispatcher
+from customops._versions import cached_property
 from customops.errors import (
     ArgumentError,
     DefinitionError,
@@ -96,7 +96,7 @@ class OpSpec:
         """``file:line`` of the function, else of the definition."""
         return location_of(self.fn) if self.fn is not None else self.source
 
-    @functools.cached_property
+    @cached_property
     def mutation_only(self) -> OpSpec | None:
         """The variant of an in-place or out op that returns nothing, for functionalization; None for other ops."""
         returns_mutated = Tag.inplace in self.tags or Tag.out in self.tags

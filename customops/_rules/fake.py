@@ -29,6 +29,7 @@ from customops._rules.out import asking
 from customops._schema.model import Return, Schema
 from customops._torch.schema import Tag
 from customops._torch.tensors import tensors_in
+from customops._versions import cached_property
 from customops.errors import (
     CallbackError,
     CustomOpsError,
@@ -66,7 +67,7 @@ class FakeRule(Rule[None, Fn]):
         registered = self.values.get(None)
         return registered if registered is not None else self._kernel
 
-    @functools.cached_property
+    @cached_property
     def _kernel(self) -> Fn | None:
         """The function of the op, where that runs without data. Where the schema says what comes out, none is run."""
         spec = self.operator.spec
@@ -74,7 +75,7 @@ class FakeRule(Rule[None, Fn]):
             return None
         return bind_kernel(spec.kernel, spec.schema, spec.qualname, "kernel")
 
-    @functools.cached_property
+    @cached_property
     def _by_schema(self) -> tuple[Fill | None, ResultCheck, Fn | None]:
         """What puts defaults in, checks a result, and gives what an in-place or out op returns, of its arguments."""
         schema, op, tags = self.operator.schema, self.operator.qualname, self.operator.tags

@@ -28,6 +28,7 @@ from customops._dispatch.rule import Rule
 from customops._schema.model import Schema
 from customops._torch.schema import Tag
 from customops._torch.tensors import tensors_in
+from customops._versions import cached_property
 from customops.errors import DefinitionError, KernelError, UnsupportedError, brief, user_stacklevel, where
 
 __tracebackhide__ = True  # pytest leaves the frames out
@@ -45,7 +46,7 @@ class VmapRule(Rule[None, Fn]):
     #: What is called with batched tensors as long as no rule is registered, if it is another than the default rule.
     without_rule: Fn | None = None
 
-    @functools.cached_property
+    @cached_property
     def operands(self) -> _Operands:
         return _Operands(self.operator.schema)
 

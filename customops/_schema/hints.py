@@ -219,9 +219,9 @@ class HintReader:
         if issubclass(cls, enum.Enum) and len(cls) and not self.returns:
             codec = EnumCodec(cls)
             return Leaf(name, path, codec.schema_type, codec)
-        inside = replace(self, inside=(*self.inside, cls))
+        reader = replace(self, inside=(*self.inside, cls))
         if dataclasses.is_dataclass(cls):
-            return inside._dataclass(cls, name, path)
+            return reader._dataclass(cls, name, path)
         if issubclass(cls, tuple) and hasattr(cls, "_fields"):
             hints, keys = self._hints_of(cls, path), tuple(cls._fields)
             if missing := [key for key in keys if key not in hints]:
@@ -230,8 +230,8 @@ class HintReader:
                     fix=f"class {cls.__name__}(NamedTuple): ..., with a type for each field",
                 )
             fields, defaults = {key: hints[key] for key in keys}, cls._field_defaults  # type: ignore[attr-defined]
-            return inside._group(TupleForm(cls, keys), fields, defaults, name, path)
-        return inside._typed_dict(cls, name, path) if typing_extensions.is_typeddict(cls) else None
+            return reader._group(TupleForm(cls, keys), fields, defaults, name, path)
+        return reader._typed_dict(cls, name, path) if typing_extensions.is_typeddict(cls) else None
 
     def _group(self, form: Any, hints: Mapping[str, Any], defaults: Mapping[str, Any], name: str, path: str) -> Group:
         fields = {}

@@ -21,7 +21,7 @@ from customops._schema.advice import lowered, misfit, plain_fix
 from customops._schema.annotations import annotated, show, union_members, with_items
 from customops._schema.hints import HintReader
 from customops._schema.model import REQUIRED, Alias, Argument, Return, Schema
-from customops._schema.structure import AS_IT_IS, BY_KEYWORD, Group, Leaf, Node, Parameter, Signature, TupleForm, Values
+from customops._schema.structure import BY_KEYWORD, Group, Leaf, Node, Parameter, Signature, TupleForm, Values
 from customops._schema.tags import Tags, check_tags, normalize_tags
 from customops._schema.types import converted, default_problem, row_of, schema_type
 from customops._torch.schema import Tag
@@ -153,12 +153,11 @@ def read(
 
     `mutates_args` is as `mutates_args_names` returns it; None if the annotations alone are to tell.
     """
-    reader, parameters = _Reader(fn, op or name_of(fn)), list[Parameter]()
-    reader.mutated = None if isinstance(mutates_args, str) else mutates_args or ()  # (a str is "unknown")
+    reader, parameters = _Reader(fn, op or name_of(fn), mutates_args), list[Parameter]()
     for index, each in enumerate(reader.signature.parameters.values()):
         parameters.append(reader.parameter(index, each))
     arguments = reader.arguments(parameters)
-    if mutates_args is not None and (reader.mutated or reader.has_marks):
+    if isinstance(mutates_args, tuple) and (mutates_args or reader.has_marks):
         reader.check_mutated(parameters)
     result, returns, is_plain = reader.result()
     if result is not None and not (isinstance(result, Leaf) and result.same_as is None):
@@ -172,7 +171,7 @@ def read(
     schema = Schema(arguments, returns)
     if Tag.inplace in tags or Tag.out in tags:
         check_tags(schema, tags, op=reader.op, where=where(fn))
-    if is_plain and reader.is_plain:
+    if is_plain and all(parameter.is_plain for parameter in parameters):
         return Inferred(schema, tags, None)
     return Inferred(schema, tags, Signature(tuple(parameters), result, returns_plainly=is_plain))
 
@@ -180,17 +179,15 @@ def read(
 class _Reader:
     """Reads the annotations of one function; every error names the function and its line."""
 
-    def __init__(self, fn: Callable[..., Any], op: str) -> None:
+    def __init__(self, fn: Callable[..., Any], op: str, mutates_args: str | tuple[str, ...] | None) -> None:
         if not callable(fn) or isinstance(fn, type):
             raise SchemaError("expected a function", got=brief(fn), fix="decorate a typed Python function")
         self.fn, self.op = fn, op
         self.hints = HintReader(self.fail, self.resolve)  # of types that are none of the dispatcher's
         #: The parameter whose annotation is read.
         self.argument: str | None = None
-        #: Are all parameters plain?
-        self.is_plain = True
         #: The paths in ``mutates_args``; None for "unknown".
-        self.mutated: tuple[str, ...] | None = ()
+        self.mutated = None if isinstance(mutates_args, str) else mutates_args or ()
         self.positional: list[Argument] = []
         self.keyword_only: list[Argument] = []
         #: The path of each argument, by its name.
@@ -256,9 +253,7 @@ class _Reader:
             if default is None and type(None) not in union_members(annotation):
                 annotation = Optional[annotation]
             node = self.hints.node(annotation, name, name, default)
-        is_plain = isinstance(node, Leaf) and node.codec is AS_IT_IS and kind in _NAMED[:2]
-        self.is_plain = self.is_plain and is_plain
-        return Parameter(name, kind, node, default, is_plain)
+        return Parameter(name, kind, node, default)
 
     def result(self) -> tuple[Node | None, tuple[Return, ...], bool]:
         """What the function returns, what the op returns for that, and whether these are the same.
@@ -293,12 +288,16 @@ class _Reader:
 
     def resolve(self, annotation: Any) -> Any:
         """Evaluate strings, also inside generics, in the function's own globals."""
+        seen: set[str] = set()
         while isinstance(annotation, (str, ForwardRef)):
             text = annotation if isinstance(annotation, str) else annotation.__forward_arg__
             scope = self.globals.get("__builtins__", builtins)
             built_in = scope if isinstance(scope, dict) else vars(scope)
             known = self.globals if text in self.globals else built_in
             try:
+                if text in seen:
+                    raise NameError(f"{text} stands for itself")
+                seen.add(text)
                 annotation = known[text] if text in known else eval(text, {**self.globals, "__builtins__": scope})
             except Exception as error:
                 self.fail(
@@ -345,7 +344,7 @@ class _Reader:
         """Add the arguments of a node. `values` has the defaults of its leaves, if the whole has a default."""
         if node.default is not REQUIRED:
             into = self.keyword_only if is_field else into
-            if values is None and isinstance(node, Leaf) and node.codec is AS_IT_IS:
+            if values is None and isinstance(node, Leaf) and node.is_plain:
                 values = {node.name: node.default}
             elif values is None:
                 if (wrong := misfit(node, node.default, self.op)) is not None:
@@ -380,7 +379,7 @@ class _Reader:
                       fix=f"another name for {min(paths, key=lambda path: not path.isidentifier())}")  # fmt: skip
         is_written = leaf.is_mutated
         self.has_marks = self.has_marks or is_written
-        if leaf.type.startswith("Tensor"):
+        if leaf.holds_tensors:
             self.tensors.append(leaf)
             is_written = is_written or self.mutated is None
             for each in self.mutated or ():
@@ -393,7 +392,7 @@ class _Reader:
                 self._bad_default(path, default, problem, type_, plain_fix(type_, path, default))
             default = converted(row_of(type_).canonical_default, default)
         argument = Argument(type_, alias, name, default, into is self.keyword_only, path=path)
-        if argument.has_default and argument.default_text is None:  # None stands for it in the text
+        if argument.has_default and argument.written_default is None:  # None stands for it in the text
             if type_.endswith("?") and not in_optional:
                 self.fail(
                     f"parameter {path} has an unsupported default: schema text cannot hold it, and None has its own "

@@ -6,12 +6,12 @@ import keyword
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from functools import cached_property
 from typing import Any, Final, NamedTuple
 
 from torch import Tensor
 
 from customops._schema.types import default_text
+from customops._versions import cached_property
 from customops.errors import DefinitionError, UnsupportedError, brief
 
 
@@ -72,6 +72,10 @@ class Typed:
     def __str__(self) -> str:
         return self.text
 
+    def may_alias(self, other: Typed) -> bool:
+        """Do the annotations of both have an alias set in common?"""
+        return self.alias is not None and other.alias is not None and not self.alias.sets.isdisjoint(other.alias.sets)
+
 
 @dataclass(frozen=True)
 class Argument(Typed):
@@ -87,7 +91,7 @@ class Argument(Typed):
     path: str = field(default="", compare=False, repr=False)
     has_default: bool = field(init=False, repr=False, compare=False)
     #: The default as schema text; None where the schema language has no word for it.
-    default_text: str | None = field(init=False, repr=False, compare=False)
+    written_default: str | None = field(init=False, repr=False, compare=False)
     #: The variable that holds it in generated functions, where ``$`` starts a name that no argument has.
     variable: str = field(init=False, repr=False, compare=False)
 
@@ -99,7 +103,7 @@ class Argument(Typed):
             text += f"={None if self.default_is_none_in_text else written}"
         is_keyword = keyword.iskeyword(self.name) or self.name == "__debug__"
         variable = f"${self.name}" if is_keyword else self.name
-        vars(self).update(text=text, has_default=has_default, default_text=written, variable=variable)
+        vars(self).update(text=text, has_default=has_default, written_default=written, variable=variable)
 
     @property
     def shown(self) -> str:

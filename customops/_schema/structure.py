@@ -576,8 +576,11 @@ class Parameter:
     kind: Any  # of `inspect.Parameter`
     node: Node
     default: Any = REQUIRED
-    #: Is it one argument of the schema, of the same name, order and values?
-    is_plain: bool = True
+
+    @property
+    def is_plain(self) -> bool:
+        """Is it one argument of the schema, of the same name, order and values?"""
+        return self.node.is_plain and not self.stars and self.kind is not inspect.Parameter.POSITIONAL_ONLY
 
     @property
     def by_keyword(self) -> bool:

@@ -382,10 +382,9 @@ def default_problem(type_: str, default: Any) -> str | None:
     if default is None:
         return None if type_.endswith("?") else f"None is not a {type_}: make the type Optional[...]"
     base = type_.removesuffix("?")
-    if base.endswith("]"):
+    if (item := item_type(base)) is not None:
         if not isinstance(default, (list, tuple)):
             return f"expected a list, got {type(default).__name__}"
-        item = base[: base.rindex("[")]
         return next((problem for value in default if (problem := default_problem(item, value))), None)
     row = ROWS.get(base)
     if row is None or not isinstance(default, row.defaults):

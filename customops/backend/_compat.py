@@ -196,9 +196,9 @@ def outside_dynamo(kernel: Callable[..., Any]) -> Callable[..., Any]:
 #: Device types of DLPack: kDLCPU, and kDLExtDev, which torch reads as PrivateUse1.
 _CPU, EXTENSION = 1, 12
 #: The start of a capsule's struct in units of 64 bits: the pointer to the data, then device type and index in one.
-_pointer_of: Any = ctypes.pythonapi.PyCapsule_GetPointer
-_pointer_of.restype = ctypes.POINTER(ctypes.c_int64)
-_pointer_of.argtypes = [ctypes.py_object, ctypes.c_char_p]
+_pointer_of: Any = ctypes.PYFUNCTYPE(ctypes.POINTER(ctypes.c_int64), ctypes.py_object, ctypes.c_char_p)(
+    ("PyCapsule_GetPointer", ctypes.pythonapi)  # not its attribute, which is one for all: others set other types
+)
 _NAME = ctypes.c_char_p(b"dltensor")
 
 

@@ -33,8 +33,14 @@ def alone() -> contextlib.AbstractContextManager[Any]:
     return _lock
 
 
-if hasattr(os, "register_at_fork"):  # else a child has it held forever by a thread that it does not have
-    os.register_at_fork(after_in_child=lambda: globals().update(_lock=threading.RLock()))
+def _renew_lock() -> None:
+    """In a forked child it may be held by a thread that the child does not have."""
+    global _lock
+    _lock = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_lock)
 
 
 def tensors_in(tree: Any) -> list[torch.Tensor]:

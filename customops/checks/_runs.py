@@ -62,7 +62,8 @@ def difference(
         if isinstance(one, float) and isinstance(other, float):
             one, other = (torch.tensor(value, dtype=torch.float64) for value in (one, other))
         if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
-            found = None if type(one) is type(other) and one == other else f"{one!r} and not {other!r}"
+            is_same = one is other or (type(one) is type(other) and (one == other or (one != one and other != other)))
+            found = None if is_same else f"{one!r} and not {other!r}"
         elif one.shape != other.shape:
             found = f"shape {tuple(one.shape)} and not {tuple(other.shape)}"
         elif one.dtype != other.dtype:
@@ -141,7 +142,7 @@ def call(trial: Trial, *, moved: bool = False, op: Callable[..., Any] | None = N
             torch.default_generator.manual_seed(12345)
             for device in {tensor.device for tensor in trial.tensors if tensor.device.type == "cuda"}:
                 torch.rand(1, device=device)  # `seeded` puts the state back
-        return (op or trial.op)(*args, **kwargs)
+        return (trial.op if op is None else op)(*args, **kwargs)
 
 
 def results_of(trial: Trial, **options: Any) -> Results:

@@ -116,7 +116,7 @@ def _compare(call: _Call, op: str | None, dynamic: bool, check_gradients: CheckG
         try:
             torch.testing.assert_close(traced[i], eager[i], equal_nan=True, **tolerance)
         except AssertionError as difference:
-            again = _run(call, call, op, "when called again", has_gradients)
+            again = _run(call, call, op, "when called again", i >= len(call.result_names))
             fix = (
                 "a trace is made once, on fake tensors, and used for all calls: look for a fake impl that differs from "
                 "the kernel, a write that is not declared, a value read while tracing"

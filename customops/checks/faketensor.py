@@ -356,8 +356,8 @@ def check_errors(trial: Trial, *, late: bool = False) -> None:
     tried = 0
     with torch.no_grad():
         for what, name, value in _wrong_values(trial):
-            tried += 1
             if not late or what in (_SIZES_DIFFER, _OUT_OF_RANGE):
+                tried += 1
                 _judge_wrong_call(trial.with_arguments(**{name: value}), what, name, late=late)
     require(tried, "there is no tensor or dimension to make a wrong call of")
 

@@ -18,7 +18,6 @@ from collections.abc import Sequence
 
 import torch
 
-from customops._autograd import recompute
 from customops.checks._derivatives import (
     Differences,
     Function,
@@ -30,6 +29,7 @@ from customops.checks._derivatives import (
     are_finite,
     differentiable,
     formula_may_fail,
+    function_derived,
     generator,
     inner,
     only,
@@ -228,9 +228,7 @@ class _Comparison(Differences):
         else:
             problem = f"the gradient of {label} is not the derivative of what the operator computes"
             fix = f"correct the formula for {label}: look at this element, with the other inputs as they are"
-        op = self.function.trial.custom_op
-        formula = op and op._rules.autograd.formulas.get("backward")
-        derived = formula and recompute.derived_from(formula.fn)  # by register_autograd_from
+        derived = function_derived(self.function.trial)
         if derived is not None:
             fix = f"the gradient is that of {name_of(derived)}: make it compute what the kernel does"
         expected, got = "another one", "this one"

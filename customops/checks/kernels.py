@@ -55,6 +55,10 @@ def _plain_functions(trial: Trial, expected: Results) -> Iterator[_Pair]:
         if trial.mutated and right.get("the output") is None:
             right.pop("the output", None)  # it writes as the operator does, and returns nothing
         problem = "the operator has other results than its reference function"
+        returned, wanted = ([n for n in each if not n.startswith("argument ")] for each in (right, expected))
+        if returned and len(returned) != len(wanted):
+            got = f"{len(wanted)} results, and {len(returned)} of {where(trial.reference)}"
+            raise trial.fault(problem, got, "return from both what the schema has", expected="as many results")
         fields = {"problem": problem, "expected": f"the results of {where(trial.reference)}"}
         yield trial, expected, {name: value for name, value in right.items() if name in expected}, fields
     for function in trial.custom_op._rules.equivalents() if trial.custom_op is not None else ():

@@ -257,7 +257,7 @@ def _judge_written(trial: Trial, before: list[_State], outputs: list[Any]) -> No
     returned = list(zip(trial.schema.returns, outputs, strict=False))
     for argument, (i, (declared, output)) in itertools.product(trial.schema.mutated, enumerate(returned)):
         passed = trial.arguments.get(argument.name)
-        is_declared = declared.alias is not None and declared.alias.write and _aliases(argument, declared)
+        is_declared = declared.alias is not None and declared.alias.write and argument.may_alias(declared)
         if is_declared and isinstance(output, torch.Tensor) and output is not passed:
             is_view = isinstance(passed, torch.Tensor) and _memory.share_memory(output, passed)
             raise _error(
@@ -280,7 +280,7 @@ def _judge_aliases(trial: Trial) -> None:
     for i, declared in enumerate(trial.schema.returns):
         if declared.alias is None or declared.alias.write or not declared.alias.sets:
             continue
-        sources = [argument.name for argument in trial.schema.arguments if _aliases(argument, declared)]
+        sources = [argument.name for argument in trial.schema.arguments if argument.may_alias(declared)]
         pairs = [
             (output, [tensor for name in sources for tensor in tensors_in(copy.arguments.get(name))])
             for copy, outputs in calls
@@ -300,11 +300,6 @@ def _judge_aliases(trial: Trial) -> None:
                 got=f"output {i} shares no memory with it",
                 fix="return a view; or leave the alias out of the schema: Tensor, not Tensor(a)",
             )
-
-
-def _aliases(argument: Any, declared: Any) -> bool:
-    """Does the schema declare that a return aliases an argument?"""
-    return bool(argument.alias and declared.alias and argument.alias.sets & declared.alias.sets)
 
 
 def _error(trial: Trial, problem: str, **fields: str | None) -> CheckError:

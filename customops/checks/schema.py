@@ -74,7 +74,7 @@ def _judge(trial: Trial) -> Any:
         shared = [name for name in inputs if any(_memory.share_memory(output, x) for x in inputs[name])]
         same = [name for name in inputs if any(output is x for x in inputs[name])]
         # An alias that is declared explains the others: inputs may share memory among themselves.
-        declared = [a.name for a in trial.schema.arguments if _alias_sets(a) & _alias_sets(trial.schema.returns[i])]
+        declared = [a.name for a in trial.schema.arguments if a.may_alias(trial.schema.returns[i])]
         if shared and not set(shared).intersection(declared):
             raise _error(
                 trial,
@@ -113,7 +113,7 @@ def _judge(trial: Trial) -> Any:
     for (i, name, one), (j, other, two) in itertools.combinations(named, 2):
         # Items of one list may be slices of one buffer: torch does not mind either.
         alias = _memory.overlap if i == j else _memory.share_memory
-        if alias(one, two) and not _alias_sets(trial.schema.returns[i]) & _alias_sets(trial.schema.returns[j]):
+        if alias(one, two) and not trial.schema.returns[i].may_alias(trial.schema.returns[j]):
             raise _error(
                 trial,
                 f"Outputs {name} and {other} alias unexpectedly",
@@ -121,10 +121,6 @@ def _judge(trial: Trial) -> Any:
                 fix="return a clone of one of them",
             )
     return outputs
-
-
-def _alias_sets(typed: Any) -> frozenset[str]:
-    return frozenset() if typed.alias is None else typed.alias.sets
 
 
 def _error(trial: Trial, problem: str, **fields: str) -> CheckError:

@@ -172,6 +172,6 @@ def _point(arguments: Arguments, target: Any, cast: Callable[[int], Any], tensor
     return cast(tensor.data_ptr()), tensor
 
 
-_capsule_pointer = ctypes.pythonapi.PyCapsule_GetPointer
-_capsule_pointer.restype = ctypes.c_size_t
-_capsule_pointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
+_capsule_pointer = ctypes.PYFUNCTYPE(ctypes.c_size_t, ctypes.py_object, ctypes.c_char_p)(
+    ("PyCapsule_GetPointer", ctypes.pythonapi)  # not its attribute, which is one for all: others set other types
+)

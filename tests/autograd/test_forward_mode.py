@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple, Optional
 
+import numpy as np
 import pytest
 import torch
 import torch.autograd.forward_ad as fwAD
@@ -366,3 +367,19 @@ def test_what_is_refused(registry: Registry, ns: str) -> None:
         wrong = registry.custom_op(f"{ns}::wrong", fn, mutates_args=(), schema=schema)
         with pytest.raises(RegistrationError, match="non-functional"):
             wrong.register_jvp(lambda ctx, tangent: tangent)
+
+
+def test_a_jvp_alone_for_an_op_of_a_schema(registry: Registry, ns: str) -> None:
+    """Of which customops knows nothing but its rules: the tangent was 0."""
+    registry.define(f"{ns}::sine", "(Tensor x) -> Tensor")
+    op = getattr(torch.ops, ns).sine.default
+    registry.impl(f"{ns}::sine", "CPU", lambda x: torch.from_numpy(np.sin(x.numpy())))
+    customops.register_jvp(
+        op,
+        lambda ctx, tangent: ctx.saved_tensors[0].cos() * tangent,
+        setup_context=lambda ctx, inputs, output: ctx.save_for_forward(*inputs),
+    )
+    x, tangent = torch.randn(4), torch.randn(4)
+    with fwAD.dual_level():
+        made = fwAD.unpack_dual(op(fwAD.make_dual(x, tangent)))
+    torch.testing.assert_close(made.tangent, x.cos() * tangent)

@@ -175,3 +175,40 @@ def test_keyword_only_tensors_of_an_op_of_others(ns: str, type_: str) -> None:
     assert x.grad is not None
     assert x.grad.tolist() == [5, 5, 5]
     lib._destroy()
+
+
+# Names of keyword-only arguments are the user's -----------------------------------------------------------------
+
+NAMES = ["fn", "function", "op", "rule", "args", "self", "kwargs", "others", "info", "in_dims", "node", "current"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_arguments_of_any_name(registry: Registry, ns: str, name: str) -> None:
+    code = f"def f(x: Tensor, *, {name}: Tensor, by: float = 2.0) -> Tensor:\n    return x * {name} * by"
+    space: dict[str, Any] = {"Tensor": Tensor}
+    exec(code, space)
+    op = registry.custom_op(f"{ns}::f", space["f"], mutates_args=())
+    op.register_fake(lambda x, **_: torch.empty_like(x))
+
+    def setup_context(ctx: Any, inputs: Any, keyword_only_inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(inputs[0], keyword_only_inputs[name])
+        ctx.by = keyword_only_inputs["by"]
+
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        x, y = ctx.saved_tensors
+        return grad * y * ctx.by, grad * x * ctx.by
+
+    op.register_autograd(backward, setup_context=setup_context)
+    op.register_autocast("cpu", torch.bfloat16)
+    op.register_vmap(lambda info, in_dims, x, /, **kwargs: (op(x, **kwargs), 0))
+    x, y = torch.randn(3, requires_grad=True), torch.randn(3, requires_grad=True)
+    for by in ({}, {"by": 3.0}):
+        op(x, **{name: y}, **by).sum().backward()
+        torch.testing.assert_close(x.grad, y.detach() * by.get("by", 2.0))
+        torch.testing.assert_close(y.grad, x.detach() * by.get("by", 2.0))
+        x.grad = y.grad = None
+    with torch.autocast("cpu"):
+        assert op(x, **{name: y}).dtype is torch.bfloat16
+    batched = vmap(lambda x: op(x, **{name: y.detach()}))(torch.ones(2, 3))
+    torch.testing.assert_close(batched, 2 * y.detach().expand(2, 3))
+    torch.testing.assert_close(grad(lambda x: op(x, **{name: y.detach()}).sum())(torch.ones(3)), 2 * y.detach())

@@ -496,3 +496,11 @@ def test_memory_is_not_shared() -> None:
         with pytest.raises(UnsupportedError, match="is not shared with other processes"):
             share()
     assert torch.ones(2).share_memory_().is_shared()
+
+
+@on_device
+def test_the_accelerator_calls_what_the_module_has_by_then() -> None:
+    torch.npy.synchronize = lambda device=None: calls.append(device)  # as a profiler does
+    calls: list[object] = []
+    torch.accelerator.synchronize()
+    assert len(calls) == 1

@@ -138,3 +138,32 @@ def test_an_out_variant_that_reads_what_it_has_written(op: Finds, inplace: Any) 
         op.finds(made, torch.randn(5), match="where out is x")
     else:
         op.passes(made, torch.randn(5))
+
+
+def test_a_reference_with_another_number_of_results(op: Finds) -> None:
+    """Nothing was compared."""
+
+    def both(x: Tensor) -> tuple[Tensor, Tensor]:
+        return x * 2, x * 3
+
+    trial = Trial(resolve(op.define(both)), (torch.randn(3),))
+    kernels.check(replace(trial, reference=lambda x: (x * 2, x * 3)))
+    for reference in (lambda x: x * 2, lambda x: (x * 2, x * 3, x)):
+        with pytest.raises(CheckError, match="than its reference function") as caught:
+            kernels.check(replace(trial, reference=reference))
+        assert caught.value.expected == "as many results"
+
+
+def test_a_reference_without_a_length(op: Finds) -> None:
+    """An object that is false is a function, too."""
+
+    class Empty:
+        def __len__(self) -> int:
+            return 0
+
+        def __call__(self, x: Tensor) -> Tensor:
+            return x * 3
+
+    trial = Trial(resolve(op.define(doubled)), (torch.randn(3),), reference=Empty())
+    with pytest.raises(CheckError, match="than its reference function"):
+        kernels.check(trial)

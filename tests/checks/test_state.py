@@ -227,3 +227,12 @@ def test_caches_of_a_fixed_size(op: Finds) -> None:
         return x * 2
 
     op.passes(f, torch.randn(3))
+
+
+def test_an_argument_that_is_unequal_to_itself(op: Finds) -> None:
+    """A NaN is no change."""
+
+    def scaled(x: Tensor, by: complex) -> Tensor:
+        return x * by.imag
+
+    op.passes(scaled, torch.randn(3), complex(float("nan"), 2.0))

@@ -97,18 +97,21 @@ def walks() -> dict[str, Walk]:
     return found
 
 
-def sizes() -> tuple[int, int]:
-    """Lines and files."""
-    files = [path for folder in FOLDERS for path in folder.rglob("*.py")]
-    return sum(len(path.read_text(encoding="utf-8").splitlines()) for path in files), len(files)
+def sizes() -> dict[str, tuple[int, int]]:
+    """Lines and files of each folder."""
+    found = {}
+    for folder in FOLDERS:
+        files = [path.read_text(encoding="utf-8") for path in folder.rglob("*.py")]
+        found[folder.name] = sum(len(text.splitlines()) for text in files), len(files)
+    return found
 
 
 def main() -> None:
-    lines, files = sizes()
     if "--json" in sys.argv:
-        print(json.dumps({"lines": lines, "files": files, "walks": walks()}))
+        print(json.dumps({"sizes": sizes(), "walks": walks()}))
         return
-    print(f"{lines} lines in {files} files")
+    for folder, (lines, files) in sizes().items():
+        print(f"{folder}: {lines} lines in {files} files")
     print(f"{'walk':28}{'calls':>7}{'hops':>7}{'files':>7}")
     for title, found in walks().items():
         print(f"{title:28}{found.calls:7}{found.hops:7}{found.files:7}")

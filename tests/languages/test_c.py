@@ -187,3 +187,20 @@ def test_functions_that_do_not_say_what_they_take(path: Path) -> None:
     assert opaque(ctypes.pointer(ctypes.py_object(1))) is None
     with pytest.raises(errors.UnsupportedError, match="takes no tensor here"):
         opaque(torch.ones(1))
+
+
+def test_others_may_set_the_types_of_what_python_exports(library: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`ctypes.pythonapi` is one for the whole program."""
+    monkeypatch.setattr(ctypes.pythonapi.PyCapsule_GetPointer, "restype", None)
+    x = torch.ones(2, 3)
+    from_c(library.negate)(x)
+    assert x.sum() == -6
+
+
+def test_structs_of_cffi_have_names_of_their_own() -> None:
+    """`d` is a double in ctypes; in cffi a struct may be called so."""
+    ffi = pytest.importorskip("cffi").FFI()
+    ffi.cdef("typedef struct { float value; } d; size_t strlen(d *text);")
+    strlen = from_c(ffi.dlopen(None).strlen)
+    with pytest.raises(errors.CustomOpsError, match="takes no tensor here"):
+        strlen(torch.zeros(1, dtype=torch.float64))

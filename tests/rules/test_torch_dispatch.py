@@ -164,3 +164,19 @@ def test_a_scope_takes_the_rule_away(registry: Registry, op: Any) -> None:
 def test_a_rule_that_cannot_be_called_is_refused(op: Any) -> None:
     with pytest.raises(CallbackError, match="torch_dispatch rule"):
         op.register_torch_dispatch(DispatchLog, lambda mode, func: None)
+
+
+def test_a_rule_that_torch_refuses_leaves_nothing(op: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        raise ValueError("no")
+
+    handle = op._definition
+    libraries = list(handle._added)
+    with monkeypatch.context() as patch:
+        patch.setattr("customops._torch.library.register_torch_dispatch", refuse)
+        with pytest.raises(ValueError, match="no"):
+            op.register_torch_dispatch(DispatchLog, minus)
+    assert handle._added == libraries
+    op.register_torch_dispatch(DispatchLog, minus)
+    with DispatchLog():
+        assert op(torch.ones(1)) == 0

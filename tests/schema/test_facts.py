@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ import customops
 from customops import Tag
 from customops._schema.parse import parse
 from customops._schema.tags import check_tags, normalize_tags
+from customops._versions import cached_property
 from customops.errors import DefinitionError, SchemaError, TagError
 
 # Facts about a schema ---------------------------------------------------------------------------------------------
@@ -219,3 +222,19 @@ def test_manual_out_op(registry: customops.Registry, ns: str) -> None:
     out = torch.zeros(2)
     assert op(torch.ones(2), out=out) is out
     assert out.tolist() == [2, 2]
+
+
+def test_a_property_is_computed_by_two_threads_at_once() -> None:
+    """Python's own had a lock of all instances before 3.12: whoever waits in it for another thread waits forever."""
+    both = threading.Barrier(2, timeout=30)
+
+    class Slow:
+        @cached_property
+        def value(self) -> object:
+            both.wait()
+            return object()
+
+    slow = Slow(), Slow()
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(lambda each: each.value, slow)
+    assert [each.value for each in slow] == [first, second]

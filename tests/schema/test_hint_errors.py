@@ -416,3 +416,16 @@ def test_message_for_contradicting_tags() -> None:
 torch.Tag.inplace and torch.Tag.out are mutually exclusive
   argument: tags""",
     )
+
+
+T1 = "T1"
+T2 = "T3"
+T3 = "T2"
+
+
+@pytest.mark.parametrize("hint", ["T1", "T2", "list[T1]"])
+def test_a_name_that_stands_for_itself(hint: str) -> None:
+    def fn(x: Any) -> Tensor: ...
+
+    fn.__annotations__ = {"x": hint, "return": Tensor}
+    complaint(fn, "stands for itself")

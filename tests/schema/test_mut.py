@@ -45,3 +45,10 @@ def test_is_written(hint: Any, written: str, registry: Registry) -> None:
 def test_a_number_is_not_written(hint: Any, registry: Registry) -> None:
     with pytest.raises(SchemaError, match="annotated with Mutates, which is for arguments with tensors"):
         schema_of(hint, registry)
+
+
+def test_a_mark_where_anything_may_be_written(registry: Registry, ns: str) -> None:
+    def write(x: Mut[Tensor], y: Tensor) -> None: ...
+
+    op = registry.custom_op(f"{ns}::write", write, mutates_args="unknown")
+    assert str(op.schema) == "(Tensor(a0!) x, Tensor(a1!) y) -> ()"

@@ -214,3 +214,10 @@ def test_given_comparison() -> None:
 
 def test_random_numbers_are_the_same() -> None:
     make_fx_check(torch.rand_like, (torch.ones(8),), {}, "fake")
+
+
+def test_a_context_that_is_entered_twice() -> None:
+    context = assert_raises_regex(ValueError, "text")
+    for _ in range(2):
+        with context:
+            raise ValueError("text")

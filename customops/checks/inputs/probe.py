@@ -64,9 +64,8 @@ def probe(cases: Iterable[Case], *, at_most: int | None = None, seconds: float |
         with warnings.catch_warnings(record=True), torch.no_grad():
             warnings.simplefilter("always")
             error, result = kernel_error(case.trial)
-            if error is None and case.kind == "padding" and _stands_for_an_index(case.trial, result):
-                continue
             is_large = time.perf_counter() - before > SLOW_SECONDS or _elements(result) > HUGE_ELEMENTS
+            is_index = error is None and case.kind == "padding" and _stands_for_an_index(case.trial, result)
             fake = fake_error(case.trial, mode)
             fake = None if isinstance(fake, NotExercised) else fake
         if is_large:
@@ -75,7 +74,7 @@ def probe(cases: Iterable[Case], *, at_most: int | None = None, seconds: float |
             probed.rejected.append(Rejection(case, error, fake))
         elif is_large and case.kind != "sample":
             probed.dropped += 1
-        else:
+        elif not is_index:
             if fake is not None:
                 probed.refused_by_fake[len(probed.accepted)] = fake
             probed.accepted.append(case)
@@ -180,9 +179,10 @@ def _smaller(parts: Parts, spots: Sequence[Spot], size: int, new: int) -> Iterat
 
     shapes = [[new if old == size else old for old in spot.tensor.shape] for spot in spots]
     is_unusual = any(not is_ordinary(spot.tensor) for spot in spots)
-    for trial in (parts.each(spots, part_of) if is_unusual else None, with_shapes(parts, spots, shapes, {size: new})):
-        if trial is not None:
-            yield trial
+    if is_unusual and (sliced := parts.each(spots, part_of)) is not None:
+        yield sliced
+    if (reshaped := with_shapes(parts, spots, shapes, {size: new})) is not None:
+        yield reshaped
 
 
 def _contiguous(tensor: torch.Tensor) -> torch.Tensor | None:

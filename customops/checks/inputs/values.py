@@ -166,9 +166,7 @@ _FREE_INTS: _Table = (
     {},
     {
         "other signs": torch.neg,
-        "all different": lambda x: (
-            None if x.numel() > 127 else torch.arange(x.numel(), device=x.device).view(x.shape).to(x.dtype)
-        ),
+        "all different": _different,
     },
     {"beyond what a float32 resolves": lambda tensor: tensor + 2**24 + 1},
 )
