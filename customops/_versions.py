@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import sys
+from contextlib import nullcontext
 from functools import cached_property as cached_property
 from typing import Any
 
@@ -23,10 +24,9 @@ if sys.version_info < (3, 12):
     class cached_property(cached_property):  # type: ignore[no-redef, type-arg]
         """One without a lock. Python's has a lock that all instances share: two threads can wait for each other."""
 
-        def __get__(self, instance: Any, owner: type[Any] | None = None) -> Any:
-            if instance is None:
-                return self
-            return vars(instance).setdefault(self.attrname, self.func(instance))
+        def __init__(self, func: Any) -> None:
+            super().__init__(func)
+            self.lock = nullcontext()
 
 
 def release(version: str) -> tuple[int, int] | None:

@@ -448,9 +448,11 @@ def _source_above(shape: Shape, differentiable_args: tuple[str, ...] | None, *, 
         names = [argument.variable for argument in wanted]
         requires_grad = "False"  # an expression for: is anything to be differentiated?
         if 0 < len(wanted) <= 3 and all([argument.is_tensor for argument in wanted]):
-            may_be_none = [argument.name in schema.call.may_be_none for argument in wanted]
-            tests = [f"({name} is not None and {name}.requires_grad)" if none else f"{name}.requires_grad"
-                     for name, none in zip(names, may_be_none, strict=True)]  # fmt: skip
+            tests = list[str]()
+            for argument in wanted:
+                test = f"{argument.variable}.requires_grad"
+                may_be_none = argument.name in schema.call.may_be_none
+                tests.append(f"({argument.variable} is not None and {test})" if may_be_none else test)
             requires_grad = f"($records and {joined('or', tests)})"
         elif wanted:
             source.objects["any_requires_grad"] = any_requires_grad(schema)

@@ -171,7 +171,7 @@ def read(
     schema = Schema(arguments, returns)
     if Tag.inplace in tags or Tag.out in tags:
         check_tags(schema, tags, op=reader.op, where=where(fn))
-    if is_plain and all(parameter.is_plain for parameter in parameters):
+    if is_plain and all([parameter.is_plain for parameter in parameters]):
         return Inferred(schema, tags, None)
     return Inferred(schema, tags, Signature(tuple(parameters), result, returns_plainly=is_plain))
 

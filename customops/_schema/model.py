@@ -92,6 +92,8 @@ class Argument(Typed):
     has_default: bool = field(init=False, repr=False, compare=False)
     #: The default as schema text; None where the schema language has no word for it.
     written_default: str | None = field(init=False, repr=False, compare=False)
+    #: The name that the author of the op knows.
+    shown: str = field(init=False, repr=False, compare=False)
     #: The variable that holds it in generated functions, where ``$`` starts a name that no argument has.
     variable: str = field(init=False, repr=False, compare=False)
 
@@ -103,12 +105,8 @@ class Argument(Typed):
             text += f"={None if self.default_is_none_in_text else written}"
         is_keyword = keyword.iskeyword(self.name) or self.name == "__debug__"
         variable = f"${self.name}" if is_keyword else self.name
-        vars(self).update(text=text, has_default=has_default, written_default=written, variable=variable)
-
-    @property
-    def shown(self) -> str:
-        """The name that the author of the op knows."""
-        return self.path or self.name
+        shown = self.path or self.name
+        vars(self).update(text=text, has_default=has_default, written_default=written, variable=variable, shown=shown)
 
 
 @dataclass(frozen=True)
@@ -190,22 +188,26 @@ class Schema:
 
     @cached_property
     def call(self) -> CallShape:
-        always = max([0, *[i for i, a in enumerate(self.positional, 1) if not a.has_default]])
+        always, named, may_be_left_out = 0, list[str](), list[bool]()
+        for i, argument in enumerate(self.positional, 1):
+            always = always if argument.has_default else i
+        may_be_left_out += [False] * always + [True] * (len(self.positional) - always)
         for argument in self.keyword_only:
+            named.append(f"{argument.name}={argument.name}")
+            may_be_left_out.append(argument.has_default)
             if argument.variable != argument.name:
                 raise UnsupportedError(
                     f"a keyword-only argument cannot be named {argument.name!r}: that is a Python keyword",
                     argument=argument.name,
                     fix="rename it, or make it positional",
                 )
-        at_end = [i >= always for i in range(len(self.positional))]
         return CallShape(
             arguments=(*self.positional, *self.keyword_only),
             positional=tuple([argument.variable for argument in self.positional]),
-            named=tuple([f"{argument.name}={argument.name}" for argument in self.keyword_only]),
+            named=tuple(named),
             tensors=tuple([argument.variable for argument in self.tensors]),
             always=always,
-            may_be_left_out=(*at_end, *[argument.has_default for argument in self.keyword_only]),
+            may_be_left_out=tuple(may_be_left_out),
             may_be_none=frozenset([a.name for a in self.arguments if a.type != "Tensor" or len(self.tensors) > 1]),
         )
 

@@ -566,6 +566,7 @@ def split(items: Iterable[Any], lengths: Iterable[int]) -> Iterator[list[Any]]:
 Node = Leaf | Group | Either | Nested
 
 BY_KEYWORD = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)
+_PLAIN_KINDS = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
 @dataclass  # as a Leaf
@@ -580,7 +581,7 @@ class Parameter:
     @property
     def is_plain(self) -> bool:
         """Is it one argument of the schema, of the same name, order and values?"""
-        return self.node.is_plain and not self.stars and self.kind is not inspect.Parameter.POSITIONAL_ONLY
+        return self.kind in _PLAIN_KINDS and self.node.is_plain
 
     @property
     def by_keyword(self) -> bool:
