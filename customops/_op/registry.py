@@ -458,6 +458,7 @@ class Registry(Ops, _describe.Listed):
                     op._definition.removed = error = destroyed(qualname)
                     op._definition.recompile()
                     _torch.library.disconnect_overload(op._opoverload, error)
+                    _torch.library.forget_packets([qualname])  # torch 2.11 does not where a library is collected
                     op._compute_entry()
 
     @overload

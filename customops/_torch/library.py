@@ -283,8 +283,8 @@ def destroy_library(library: Library) -> None:
     library._op_impls.clear()
 
 
-def _forget_packets(names: Iterable[str]) -> None:
-    """In the place of a function that torch 2.13 has: let `torch.ops` make the packets of these names anew."""
+def forget_packets(names: Iterable[str]) -> None:
+    """Let `torch.ops` make the packets of these names anew, as a function of torch 2.13 does."""
     for qualname in names:
         namespace, name = qualname.partition(".")[0].split("::")
         ops = vars(torch.ops).get(namespace)
@@ -294,7 +294,7 @@ def _forget_packets(names: Iterable[str]) -> None:
                 ops._dir.remove(name)
 
 
-_clear_torch_ops_cache: Callable[[set[str]], None] = getattr(torch.library, "_clear_torch_ops_cache", _forget_packets)
+_clear_torch_ops_cache: Callable[[set[str]], None] = getattr(torch.library, "_clear_torch_ops_cache", forget_packets)
 
 
 def remember_kernel(namespace: str, name: str, key: str, kernel: tuple[Callable[..., Any], bool] | None) -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from helpers.functions import add_one
 from helpers.registries import add_two, define, state
+from helpers.versions import skip_before
 
 import customops
 from customops import Registry
@@ -128,6 +129,9 @@ def test_a_destroyed_library_is_refused(registry: Registry, ns: str) -> None:
 
 @pytest.mark.parametrize("how", ["destroyed", "collected", "redefined"])
 def test_an_adopted_op_whose_library_is_gone(registry: Registry, ns: str, how: str) -> None:
+    if how == "redefined":
+        skip_before(2, 12, because="older ones do not define an op that another has registered a fake for")
+
     def defined() -> Any:
         if how == "redefined":
             return torch.library.custom_op(f"{ns}::f", add_one, mutates_args=(), schema="(Tensor x) -> Tensor")
