@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Collection, Iterator
@@ -12,6 +13,10 @@ from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
+from torch import Tensor, UntypedStorage
+from torch._ops import OpOverload, OpOverloadPacket
+from torch.autograd import Function, forward_ad, profiler
+from torch.library import Library
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "customops"
@@ -82,6 +87,10 @@ class Module:
     is_package: bool = False
     imports: list[Import] = field(default_factory=list)
     torch_names: list[tuple[int, str]] = field(default_factory=list)
+    #: Private attributes of anything, and those in source for generated functions.
+    attributes: list[tuple[int, str]] = field(default_factory=list)
+    #: Names that it gives to something.
+    given: set[str] = field(default_factory=set)
     late_imports: list[str] = field(default_factory=list)
     deep_functions: list[str] = field(default_factory=list)
 
@@ -89,6 +98,7 @@ class Module:
         tree = ast.parse(self.source)
         Imports(self).visit(tree)
         Names(self, torch_aliases(tree)).visit(tree)
+        Attributes(self).visit(tree)
 
     def absolute(self, node: ast.ImportFrom) -> str:
         """The module a `from ... import` reads, with the leading dots resolved."""
@@ -123,6 +133,11 @@ class Module:
         if self.name.split(".")[0] == "_torch" or self.name == "backend._compat":
             return []
         return [f"line {line}: {name}" for line, name in self.torch_names if is_private(name)]
+
+    def private_attributes(self, others: Collection[str]) -> list[str]:
+        if self.name.split(".")[0] == "_torch" or self.name == "backend._compat":
+            return []
+        return [f"line {line}: .{name}" for line, name in self.attributes if name in others]
 
     def replaced_names(self) -> list[str]:
         return [
@@ -200,6 +215,43 @@ class Names(ast.NodeVisitor):
         self.generic_visit(node)
 
 
+def is_private(name: str) -> bool:
+    return any(part.startswith("_") and not part.endswith("__") for part in name.split("."))
+
+
+class Attributes(ast.NodeVisitor):
+    """Collects private attributes, also in source of generated functions, and the names that are given."""
+
+    def __init__(self, module: Module) -> None:
+        self.module = module
+
+    def visit_Attribute(self, node: ast.Attribute) -> None:
+        if isinstance(node.ctx, ast.Store):
+            self.module.given.add(node.attr)
+        elif is_private(node.attr):
+            self.module.attributes.append((node.lineno, node.attr))
+        self.generic_visit(node)
+
+    def visit_Constant(self, node: ast.Constant) -> None:
+        if isinstance(node.value, str) and "$" in node.value:
+            self.module.attributes += [(node.lineno, name) for name in re.findall(r"\.(_\w+)", node.value)]
+
+    def visit_Name(self, node: ast.Name) -> None:
+        if isinstance(node.ctx, ast.Store):
+            self.module.given.add(node.id)
+
+    def visit_FunctionDef(self, node: ast.FunctionDef | ast.ClassDef) -> None:
+        self.module.given.add(node.name)
+        self.generic_visit(node)
+
+    visit_ClassDef = visit_FunctionDef
+
+
+#: The classes and modules of torch whose objects the package handles most.
+TORCHS = (Tensor, UntypedStorage, OpOverload, OpOverloadPacket, Library, Function, forward_ad, profiler)
+TORCHS_ATTRIBUTES = {name for each in TORCHS for name in dir(each) if is_private(name)}
+
+
 def torch_aliases(tree: ast.Module) -> dict[str, str]:
     """Local name -> dotted torch name, for every torch import in a file."""
     aliases = {}
@@ -221,10 +273,6 @@ def is_within(name: str, ancestor: str) -> bool:
 
 def room(name: str) -> str:
     return name.partition(".")[0]
-
-
-def is_private(name: str) -> bool:
-    return any(part.startswith("_") and not part.endswith("__") for part in name.split("."))
 
 
 def module_name(path: Path) -> str:
@@ -275,6 +323,17 @@ def test_imports_go_in_no_circle() -> None:
 
 def test_private_torch_names_live_in_one_package() -> None:
     assert findings(Module.private_names) == []
+
+
+def test_private_attributes_of_torch_are_read_in_one_package() -> None:
+    ours = set().union(*(module.given for module in MODULES.values()))
+    assert findings(lambda module: module.private_attributes(TORCHS_ATTRIBUTES - ours)) == []
+
+
+@pytest.mark.parametrize("source", ["x._base", 'F"$x._base {y}"', '"if $forward_ad._current_level"'])
+def test_private_attributes_are_caught(source: str) -> None:
+    assert Module("_op", source).private_attributes(TORCHS_ATTRIBUTES)
+    assert not Module("_torch.tensors", source).private_attributes(TORCHS_ATTRIBUTES)
 
 
 def test_nothing_builds_on_what_it_replaces() -> None:

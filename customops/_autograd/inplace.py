@@ -69,7 +69,7 @@ class Mutation:
             if (
                 not x.is_leaf
                 if x.requires_grad
-                else declared and (is_only or not x._is_view() or _torch.autograd.is_fresh_view(x))
+                else declared and (is_only or not _torch.autograd.is_view(x) or _torch.autograd.is_fresh_view(x))
             )
         ]
 
@@ -82,7 +82,7 @@ class Mutation:
         if not self.has_formula and not (any(layout.differentiable) and tensor.requires_grad and tensor.is_leaf):
             return
         problem = fix = None
-        base, otherwise = tensor._base, "or call the op under torch.no_grad()"
+        base, otherwise = _torch.autograd.base_of(tensor), "or call the op under torch.no_grad()"
         if self.has_formula and not (layout.in_place or i in layout.new_values):
             if tensor.requires_grad or has_tangent(tensor):
                 problem = (

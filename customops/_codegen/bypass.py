@@ -53,10 +53,10 @@ def __call__($self, /, {parameters}):
 """
 
 #: Guards of any call without the dispatcher: what is to see the call, and is no part of its tensors, is not active.
-NOTHING_ACTIVE = """\
+NOTHING_ACTIVE = f"""\
 and not $is_torch_function_mode_enabled()
-and not $profiler._is_profiler_enabled
-and $forward_ad._current_level < 0
+and {_torch.dispatcher.NO_PROFILER}
+and {_torch.autograd.NO_FORWARD_AD}
 """
 
 
@@ -202,11 +202,6 @@ def graph_call({parameters}):
 """
 
 
-def _is_lazy(tensor: torch.Tensor | None) -> bool:
-    """Is a tensor, if there is one, a negative view, or zeros without memory?"""
-    return tensor is not None and (tensor.is_neg() or tensor._is_zerotensor())
-
-
 def graph_call(operator: OperatorHandle, device: str, dispatched: Callable[..., Any]) -> Callable[..., Any]:
     """The function for calls of an op on tensors of a device, given by its dispatch key.
 
@@ -223,7 +218,7 @@ def graph_call(operator: OperatorHandle, device: str, dispatched: Callable[..., 
 def _graph_source(shape: Shape) -> Source:
     schema = shape.schema
     source = Emitter("graph_call", shape)
-    source.objects |= {"any_requires_grad": any_requires_grad(schema), "is_lazy": _is_lazy}
+    source.objects |= {"any_requires_grad": any_requires_grad(schema), "is_lazy": _torch.tensors.is_lazy}
     are_plain = []  # the conditions under which there are no subclasses of tensors
     for argument in schema.tensors:
         name = argument.variable
@@ -231,7 +226,7 @@ def _graph_source(shape: Shape) -> Source:
             test = f"$types_in_lists.issuperset($map($type, {name})) and not $any($map($is_lazy, {name}))"
             are_plain.append(f"and ({name} is None or {test})" if argument.is_optional else f"and {test}")
         else:
-            test = f"$type({name}) in $tensor_types and not ({name}.is_neg() or {name}._is_zerotensor())"
+            test = f"$type({name}) in $tensor_types and not {_torch.tensors.IS_LAZY.format(name)}"
             may_be_none = argument.name in schema.call.may_be_none
             are_plain.append(f"and ({test} or {name} is None)" if may_be_none else f"and {test}")
     records = f"$is_grad_enabled() and $any_requires_grad({', '.join(schema.call.tensors)})"

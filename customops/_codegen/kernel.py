@@ -224,7 +224,7 @@ def _emit_checks(shape: Shape) -> tuple[str, str, dict[str, Callable[[str], Any]
         if found and not (schema.is_view or has_one_tensor):
             tensors = schema.call.tensors
             if all([each.is_tensor for each in schema.tensors]) and set(found.values()) == {"Tensor"}:
-                is_own = [f"($s := {each}.untyped_storage()).resizable() and $uses($s._cdata) == 2" for each in found]
+                is_own = [_torch.tensors.OWNS_STORAGE.format(each) for each in found]
                 pairs = [*itertools.product(found, tensors), *itertools.combinations(found, 2)]
                 any_is_another = [f"or {one} is {other}" for one, other in pairs]
                 may_alias = fill(MAY_ALIAS, each_is_own="\nand ".join(is_own), any_is_another=any_is_another)
@@ -376,7 +376,7 @@ def emit_version_bump(source: Source) -> str:
 FAST_PATH = """\
 def {name}($keyset, /, {parameters}):
     $current = $fast_path.get($keyset.raw_repr())
-    if $current is not None and $forward_ad._current_level < 0:
+    if $current is not None and {no_forward_ad}:
         {fast_path}
     {leave_out}
     return $general({given}, {args}, {kwargs})
@@ -462,6 +462,7 @@ def _source_above(shape: Shape, differentiable_args: tuple[str, ...] | None, *, 
     source.fill(
         FAST_PATH,
         name=source.name,
+        no_forward_ad=_torch.autograd.NO_FORWARD_AD,
         fast_path=fill(CALL_OR_DIFFERENTIATE if is_autograd else CALL_KERNEL, **holes),
         given="$keyset, $current" if is_autograd else "$keyset",
     )

@@ -44,8 +44,17 @@ class SingleLevelFunction(_SingleLevelFunction):
     _compiled_autograd_key = staticmethod(torch.autograd.Function._compiled_autograd_key)
 
 
+#: Is a tensor a view, as autograd sees it, and of which one? None if it is none.
+is_view: Callable[[torch.Tensor], bool] = operator.methodcaller("_is_view")
+base_of: Callable[[torch.Tensor], torch.Tensor | None] = operator.attrgetter("_base")
+
+
 def forward_ad_active() -> bool:  # ``forward_ad.dual_level`` or ``torch.func.jvp``
     return bool(forward_ad._current_level >= 0)
+
+
+#: The opposite, as source for generated functions: ``$forward_ad`` is the module of torch.
+NO_FORWARD_AD = "$forward_ad._current_level < 0"
 
 
 def tangents_may_hide() -> bool:

@@ -70,8 +70,9 @@ is_torch_function_mode_enabled: Callable[[], bool] = _C._is_torch_function_mode_
 without_torch_function: Callable[[], Any] = _C.DisableTorchFunction
 #: Context manager in which no ``__torch_dispatch__`` is asked.
 without_torch_dispatch: Callable[[], Any] = _C._DisableTorchDispatch
-#: The module whose ``_is_profiler_enabled`` says whether a profiler records, in whatever thread.
 profiler: Any = torch.autograd.profiler
+#: Does no profiler record, in whatever thread? As source for generated functions: ``$profiler`` is the module.
+NO_PROFILER = "not $profiler._is_profiler_enabled"
 #: How many dispatch modes are active in this thread?
 mode_count: Callable[[], int] = _C._len_torch_dispatch_stack
 #: The innermost functorch transform that is running, or None.

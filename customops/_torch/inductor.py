@@ -21,7 +21,15 @@ from torch.utils._pytree import tree_leaves
 
 from customops._torch.dispatcher import call_plainly_in_trace, device_key
 from customops._torch.library import followed, torch_op_of
-from customops._torch.tensors import TorchDispatchMode, memory_id, overlap, storage_id, tree_flatten, tree_unflatten
+from customops._torch.tensors import (
+    TorchDispatchMode,
+    is_lazy,
+    memory_id,
+    overlap,
+    storage_id,
+    tree_flatten,
+    tree_unflatten,
+)
 
 #: Without: compile caches return what an earlier definition of an op was compiled to
 #: What compiled code depends on of the ops of these names, or None where none of them is ours.
@@ -243,7 +251,7 @@ def _direct_name(node: Any, wrapper: Any, ir: Any) -> str | None:
     if graph not in _lazy:
         values = (node.meta.get("val") for node in graph.graph.nodes)
         tensors = [each for value in values for each in tree_leaves(value) if isinstance(each, torch.Tensor)]
-        _lazy[graph] = any(each.is_complex() or each.is_neg() or each._is_zerotensor() for each in tensors)
+        _lazy[graph] = any(each.is_complex() or is_lazy(each) for each in tensors)
     if len(types) != 1 or _lazy[graph]:
         return None
     device = device_key(types.pop())

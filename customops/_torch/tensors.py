@@ -219,6 +219,17 @@ def storage_id(tensor: torch.Tensor) -> int:
     return cast(int, tensor.untyped_storage()._cdata)
 
 
+#: Source for generated functions: has a tensor memory of its own, which no other tensor shares?
+OWNS_STORAGE = "($s := {}.untyped_storage()).resizable() and $uses($s._cdata) == 2"
+#: Is a tensor a negative view, or zeros without memory?
+IS_LAZY = "({0}.is_neg() or {0}._is_zerotensor())"
+
+
+def is_lazy(tensor: torch.Tensor | None) -> bool:
+    """The same, of a tensor that may be None."""
+    return tensor is not None and (tensor.is_neg() or tensor._is_zerotensor())
+
+
 def is_abstract(tensor: torch.Tensor) -> bool:
     """Does the tensor hold no data of its own: meta, fake, or wrapped by a functorch transform?"""
     return tensor.is_meta or _fake_tensor.is_fake(tensor) or _C._functorch.is_functorch_wrapped_tensor(tensor)
