@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import os
 import sys
@@ -22,8 +23,16 @@ def pytest_configure(config: pytest.Config) -> None:
     # Tests fork, which a process does not survive that has used CUDA: those that need it have a run of their own.
     if "gpu" not in config.option.markexpr:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    # Inductor compiles a program to ask which vector instructions there are, in each directory of caches.
+    os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "0")
     # Workers share the cores, and sums split over threads need not repeat to the last bit.
     torch.set_num_threads(1)
+
+
+def pytest_collection_finish() -> None:
+    # Torch and the tests are there to stay: collections need not go through millions of objects each time.
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -7,6 +7,7 @@ after one set-up, each in a fork of the same fresh interpreter, so that importin
 from __future__ import annotations
 
 import contextlib
+import gc
 import functools
 import importlib.util
 import os
@@ -178,6 +179,9 @@ def child(directory: str) -> None:
             _save(place / "setup", None, error)
             return
     _set_alarm(limit + STARTING)
+    if fork:
+        gc.collect()
+        gc.freeze()  # else the first collection in each fork writes to, and so copies, all that they share
     (place / "ready").touch()
     for i, task in enumerate(tasks):
         if fork:

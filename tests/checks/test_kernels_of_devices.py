@@ -19,7 +19,7 @@ from customops.errors import CheckError
 
 pytestmark = [pytest.mark.process]
 
-on_npy = isolated(npy.register)
+on_npy = isolated(npy.register, imports=["torch._dynamo"])
 
 
 def scaled(x: Tensor, by: float) -> Tensor:

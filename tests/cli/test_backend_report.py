@@ -206,7 +206,7 @@ def register() -> None:
     register_backend("npy")
 
 
-on_device = isolated(register)
+on_device = isolated(register, imports=["torch.testing._internal.common_methods_invocations"])
 
 
 def score_of(op: str, **options) -> coverage.Score:

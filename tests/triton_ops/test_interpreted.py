@@ -30,7 +30,7 @@ def setup() -> None:
     ops = importlib.import_module("helpers.triton_ops")
 
 
-interpreted = isolated(setup)
+interpreted = isolated(setup, imports=["torch._dynamo"])
 
 
 @pytest.fixture(autouse=True)
