@@ -7,8 +7,8 @@ after one set-up, each in a fork of the same fresh interpreter, so that importin
 from __future__ import annotations
 
 import contextlib
-import gc
 import functools
+import gc
 import importlib.util
 import os
 import pickle

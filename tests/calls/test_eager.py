@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from helpers.modes import DispatchLog, FunctionLog
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
 
+import customops
 from customops import Registry
 from customops.errors import AliasError
 
@@ -33,13 +35,16 @@ def scale(registry: Registry, ns: str) -> Any:
     return op
 
 
+PACKAGE = str(Path(customops.__file__).parent)
+
+
 def frames(call: Callable[[], Any]) -> list[str]:
     """The functions that a call enters of this package and of what it generates."""
     entered: list[str] = []
 
     def profile(frame: Any, event: str, _: Any) -> None:
         file = frame.f_code.co_filename
-        if event == "call" and (file.startswith("<customops") or "/customops/" in file):
+        if event == "call" and file.startswith((PACKAGE, "<customops")):
             entered.append(frame.f_code.co_name)
 
     sys.setprofile(profile)

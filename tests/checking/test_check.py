@@ -370,7 +370,8 @@ def test_a_ctrl_c_ends_an_isolated_check(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(
         """
-import os, sys, time, torch, customops
+import os, signal, time, torch, customops
+signal.signal(signal.SIGINT, signal.default_int_handler)  # nohup ignores it
 def slow(x: torch.Tensor) -> torch.Tensor:
     open("pid.partial", "w").write(str(os.getpid()))
     os.rename("pid.partial", "pid")

@@ -252,7 +252,12 @@ child = subprocess.Popen(["sleep", "300"])
 open({str(pids)!r}, "w").write(f"{{os.getpid()}} {{child.pid}}\\n")
 time.sleep(300)
 """
-    program = f"from customops.testing import run_isolated\nrun_isolated({code!r})"
+    program = f"""
+import signal
+from customops.testing import run_isolated
+signal.signal(signal.SIGINT, signal.default_int_handler)  # nohup ignores it
+run_isolated({code!r})
+"""
     parent = subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True)
     assert wait_until(lambda: pids.exists() and pids.read_text().endswith("\n"), 60)
     parent.send_signal(signal.SIGINT)

@@ -156,13 +156,22 @@ def test_default(registry: Registry, ns: str, name: str) -> None:
 # Compilers --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.compile
-@pytest.mark.parametrize("case", [0, 1])
-@rows("aot_eager")
-def test_aot_eager(name: str, case: int) -> None:
+def both(program: Callable[[int], Callable[..., Any]]) -> Callable[..., Any]:
+    """The results of both cases, of one function."""
+    return lambda *tensors: [program(case)(*tensors) for case in (0, 1)]
+
+
+def compiled_agrees(name: str, backend: str) -> None:
     row = ROWS[name]
-    program = torch.compile(calling(OPS[name], row, case), backend="aot_eager", fullgraph=True)
-    check("aot_eager", row, lambda: agrees(program, row, case))
+    compiled = torch.compile(both(lambda case: calling(OPS[name], row, case)), backend=backend, fullgraph=True)
+    expected = both(lambda case: row.cases[case].expected)
+    check(backend, row, lambda: same(outcome(compiled, inputs(row)), outcome(expected, inputs(row))))
+
+
+@pytest.mark.compile
+@rows("aot_eager")
+def test_aot_eager(name: str) -> None:
+    compiled_agrees(name, "aot_eager")
 
 
 @pytest.mark.compile
@@ -186,19 +195,7 @@ def test_the_object_is_the_compiled_function(name: str, case: int) -> None:
 @pytest.mark.compile
 @rows("inductor")
 def test_inductor(name: str) -> None:
-    row = ROWS[name]
-
-    def program(*tensors: Tensor) -> Any:
-        return [calling(OPS[name], row, case)(*tensors) for case in (0, 1)]
-
-    def expected(*tensors: Tensor) -> Any:
-        return [row.cases[case].expected(*tensors) for case in (0, 1)]
-
-    def run() -> None:
-        compiled = torch.compile(program, backend="inductor", fullgraph=True)
-        same(outcome(compiled, inputs(row)), outcome(expected, inputs(row)))
-
-    check("inductor", row, run)
+    compiled_agrees(name, "inductor")
 
 
 @pytest.mark.compile
