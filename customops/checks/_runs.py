@@ -92,11 +92,20 @@ def _tensors_differ(
         if not differs.any():
             return None
         where = tuple(differs.nonzero()[0].tolist())
-        values = [element.item() for element in (one[where], other[where])]
-        text = " and not ".join(f"{value:.6g}" if isinstance(value, float) else str(value) for value in values)
+        text = told_apart(one[where].item(), other[where].item())
         if differs.dim() == 0:
             return text
         return f"{int(differs.sum())} of {differs.numel()} elements, the first at {where}: {text}"
+
+
+def told_apart(value: Any, expected: Any) -> str:
+    """Two numbers, with so many digits that they read differently."""
+    texts = [str(value), str(expected)]
+    for digits in (6, 9, 17) if isinstance(value, float) else ():
+        texts = [f"{each:.{digits}g}" for each in (value, expected)]
+        if texts[0] != texts[1]:
+            break
+    return " and not ".join(texts)
 
 
 def _comparable(tensor: torch.Tensor) -> torch.Tensor:

@@ -29,6 +29,7 @@ from customops.checks._runs import (
     nudge,
     results_near,
     steady_results,
+    told_apart,
     tolerance_of,
 )
 from customops.checks._trial import Trial
@@ -246,4 +247,4 @@ def _beyond(actual: torch.Tensor, truth: torch.Tensor, near: list[torch.Tensor],
 def _first(wrong: torch.Tensor, actual: torch.Tensor, truth: torch.Tensor) -> str:
     at = tuple(wrong.nonzero()[0].tolist())
     count = f"{int(wrong.sum())} of {wrong.numel()} elements, the first at {at}: " if at else ""
-    return f"{count}{actual[at].item():.6g} and not {truth[at].item():.6g}"
+    return count + told_apart(actual[at].item(), truth[at].item())

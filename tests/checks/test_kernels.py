@@ -167,3 +167,11 @@ def test_a_reference_without_a_length(op: Finds) -> None:
     trial = Trial(resolve(op.define(doubled)), (torch.randn(3),), reference=Empty())
     with pytest.raises(CheckError, match="than its reference function"):
         kernels.check(trial)
+
+
+def test_the_message_has_the_digits_that_differ(op: Finds) -> None:
+    made = op.define(sigmoid)
+    trial = Trial(resolve(made), (torch.ones(1, dtype=torch.float64),), reference=lambda x: x.sigmoid() + 1e-8)
+    with pytest.raises(CheckError, match="than its reference function") as caught:
+        kernels.check(trial)
+    assert "0.731058579 and not 0.731058589" in str(caught.value.got)
