@@ -13,7 +13,7 @@ import statistics
 import subprocess
 import sys
 
-#: Torch leaves so many objects that the next large import, whose ever it is, sets off a collection of all of them.
+#: Torch leaves so many objects that the next large import, whatever it is, sets off a collection of all of them.
 MEASURE = """
 import gc, json, time
 start = time.perf_counter()

@@ -487,3 +487,9 @@ def test_what_no_tensor_has(old: str, new: str, problem: str) -> None:
 def test_text_files_are_no_binary_buffers() -> None:
     with pytest.raises(ProfileError, match="a binary buffer"):
         load_op_profiles(io.StringIO("{}"))  # type: ignore[arg-type]
+
+
+def test_a_profile_that_holds_no_metadata() -> None:
+    """It was written as a number, and could not be read."""
+    with pytest.raises(AttributeError):
+        generate_yaml_from_profiles({"lib.foo.default": {OpProfile((3,), tensor(1))}})  # type: ignore[arg-type]

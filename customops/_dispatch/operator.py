@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator as operators
 import re
 import weakref
@@ -420,11 +421,12 @@ class OperatorHandle:
     def find_fast_path_in_graphs(self, backend: str) -> Any:
         """The same for dense tensors of a device, given by its key. An op with autocast has none."""
         known = self.fast_path.in_graphs
-        with lock:  # also while the entry is read: another thread may clear the table
-            if backend not in known:
-                has_autocast = bool(self._kernels.get(f"Autocast{backend}"))
-                known[backend] = None if has_autocast else self._find_kernel(backend, dispatched=False)
+        with contextlib.suppress(KeyError):  # in one step: another thread may clear the table
             return known[backend]
+        with lock:
+            has_autocast = bool(self._kernels.get(f"Autocast{backend}"))
+            found = known[backend] = None if has_autocast else self._find_kernel(backend, dispatched=False)
+        return found
 
     def _find_kernel(self, backend: str | None, *, dispatched: bool) -> Any:
         """The kernel that a device runs, if all kernels on the way to it are rules'.

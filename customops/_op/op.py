@@ -750,7 +750,8 @@ def conflict(qualname: str, reason: str, fix: str, at: str | None, **fields: str
 
 def place(qualname: str) -> str:
     """``file:line`` where an op was defined."""
-    known = next((each._ops[qualname] for each in list(_registries) if qualname in each._ops), None)
+    found = (each._ops.get(qualname) for each in list(_registries))
+    known = next((op for op in found if op is not None), None)
     return _torch.schema.defined_at(qualname) if known is None else known.source
 
 

@@ -165,11 +165,10 @@ def _vmap_mode(rule: VmapRule, vmap: Fn, is_random: bool) -> Fn:
         return overload.redispatch(keyset & rest, *args, **kwargs)
 
     def vmap_mode(keyset: Any, /, *args: Any, **kwargs: Any) -> Any:
-        if not is_random and keyset.has(batched):
-            return overload.redispatch(keyset & rest, *args, **kwargs)
-        batch = _torch.autograd.Batch((args, kwargs))
         if not is_random:
-            return go_on(keyset, batch.is_batched, args, kwargs)
+            is_hidden = not keyset.has(batched) and _torch.autograd.Batch((args, kwargs)).is_batched
+            return go_on(keyset, is_hidden, args, kwargs)
+        batch = _torch.autograd.Batch((args, kwargs))
         # A rule of the user gets info.randomness, and decides.
         if batch.randomness == "error" and isinstance(rule.registered, (_Strategy, NoneType)):
             raise UnsupportedError(

@@ -186,16 +186,16 @@ class Function:
         return results
 
 
-def function_derived(trial: Trial) -> Callable[..., Any] | None:
-    """The function that `register_autograd_from` derives the formula from, if it is one of these."""
-    formula = trial.custom_op and trial.custom_op._rules.autograd.formulas.get("backward")
+def function_derived(trial: Trial, kind: str = "backward") -> Callable[..., Any] | None:
+    """The function whose derivative the formula is, by `register_autograd_from`; None if the user wrote the formula."""
+    formula = trial.custom_op and trial.custom_op._rules.autograd.formulas.get(kind)
     return recompute.derived_from(formula.fn) if formula else None
 
 
 def place_of_formula(trial: Trial, kind: str = "backward") -> str | None:
     """Where the user wrote the formula, or the function it is derived from, if that is known."""
     formula = trial.custom_op and trial.custom_op._rules.autograd.formulas.get(kind)
-    return where(recompute.derived_from(formula.fn) or formula.fn) if formula else None
+    return where(function_derived(trial, kind) or formula.fn) if formula else None
 
 
 #: What messages say that refuse, on purpose, to differentiate.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -12,6 +11,7 @@ import torch
 from customops import _torch
 from customops._op.op import CustomOpDef
 from customops._schema import model, parse
+from customops._versions import cached_property
 from customops.checks._inputs import copy_tensors, seeded, tensors_in
 from customops.checks._outcome import NotExercised, UsageError, in_short
 from customops.errors import CheckError, CustomOpsError, brief, where
@@ -44,15 +44,15 @@ class Trial:
     def name(self) -> str:
         return str(self.op.name())
 
-    @functools.cached_property
+    @cached_property
     def schema(self) -> model.Schema:
         return parse.from_dispatcher(_torch.schema.schema_of(self.op))
 
-    @functools.cached_property
+    @cached_property
     def tensors(self) -> list[torch.Tensor]:
         return tensors_in((self.args, self.kwargs))
 
-    @functools.cached_property
+    @cached_property
     def distinct(self) -> list[torch.Tensor]:
         """The tensors, each once."""
         return list({id(tensor): tensor for tensor in self.tensors}.values())
@@ -64,7 +64,7 @@ class Trial:
             for i, tensor in enumerate(tensors_in(value)):
                 yield name, name if tensor is value else f"{name}[{i}]", tensor
 
-    @functools.cached_property
+    @cached_property
     def arguments(self) -> dict[str, Any]:
         """The values passed, by argument name, without arguments that were left at their default."""
         names = [argument.name for argument in self.schema.positional]

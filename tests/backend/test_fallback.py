@@ -220,3 +220,14 @@ def test_error_from_the_start() -> None:
         d + d
     backend.kernel("aten::add.Tensor")(lambda a, b, alpha=1: backend.wrap(backend.numpy(a) + backend.numpy(b)))
     assert (d + d).cpu().tolist() == [2, 4]
+
+
+@on_device
+def test_an_op_that_is_told_no_device_is_told_none() -> None:
+    """The CPU's kernel gets None where the caller says nothing, and not a device that was not asked for."""
+    seen = []
+    with torch.library._scoped_library("t_fallback_device", "FRAGMENT") as library:
+        library.define("like(Tensor x, *, Device? device=None) -> Tensor")
+        library.impl("like", lambda x, device=None: seen.append(device) or x.clone(), "CPU")
+        torch.ops.t_fallback_device.like(torch.ones(2, device="npy"))
+    assert seen == [None]

@@ -21,6 +21,7 @@ from customops._dispatch import names
 from customops._op.registry import _report
 from customops._torch import library
 from customops.errors import DefinitionError, RegistrationError
+from customops.testing import run_isolated
 
 # when_defined ---------------------------------------------------------------------------------------------------------
 
@@ -336,3 +337,14 @@ def test_importing_customops_imports_no_entry_point(
         cwd=Path(customops.__file__).parents[1],
     )
     assert run.stdout.split() == ["False", "None", "3.0", "True"]
+
+
+@pytest.mark.process
+def test_reloading_the_package_changes_torch_once() -> None:
+    program = """
+import importlib, sys, torch, customops
+before = [*sys.meta_path], torch.library.Library.impl
+importlib.reload(customops)
+result = before == ([*sys.meta_path], torch.library.Library.impl)
+"""
+    assert run_isolated(program).value is True

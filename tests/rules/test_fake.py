@@ -330,3 +330,17 @@ def test_a_fake_of_an_inplace_or_out_op_is_called_in_compiled_code(registry: Reg
     results = torch.compile(run, fullgraph=True, backend="aot_eager")(torch.ones(2))
     torch.testing.assert_close(results, (torch.full((2,), 4.0), torch.ones(2)))
     assert seen.count((2,)) >= 4  # Dynamo's, and AOTAutograd's
+
+
+def test_the_fake_of_others_keeps_its_place(registry: Registry, ns: str) -> None:
+    """Where one of ours, which took its place for a while, is gone."""
+    library = Library(ns, "FRAGMENT")
+    library.define("f(Tensor x) -> Tensor")
+    torch.library.register_fake(f"{ns}::f", lambda x: torch.empty_like(x), lib=library)
+    op = registry.adopt(f"{ns}::f")
+    before = source_of(op)
+    with registry.scope():
+        op.register_fake(double_fn)
+        assert source_of(op) != before
+    assert source_of(op) == before
+    library._destroy()

@@ -287,3 +287,29 @@ def test_what_draws_no_random_numbers_or_seeds_them(registry: Registry, ns: str,
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         registry.custom_op(f"{ns}::f", fn, mutates_args=())
+
+
+def test_a_kernel_of_a_factory_that_torch_refuses_leaves_nothing(
+    registry: Registry, ns: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kernel for one device is installed at the device's key, and the choice of the device at BackendSelect."""
+
+    def ones(n: int, device: torch.device) -> Tensor:
+        return torch.ones(n, device=device)
+
+    op = registry.custom_op(f"{ns}::ones", ones, mutates_args=())
+    handle = type(op._definition)
+    real = handle.impl
+
+    def refuse(self: Any, fn: Any, key: str, **options: Any) -> Any:
+        if key == "BackendSelect":
+            raise ValueError("no")
+        return real(self, fn, key, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(handle, "impl", refuse)
+        with pytest.raises(ValueError, match="no"):
+            op.register_kernel(["cpu", "cuda"], ones)
+    assert not torch._C._dispatch_has_kernel_for_dispatch_key(op._qualname, "CPU")
+    op.register_kernel("cpu", lambda n, device: torch.full((n,), 2.0))
+    assert op(2, device=torch.device("cpu")).tolist() == [2, 2]

@@ -214,3 +214,9 @@ def test_the_cache_on_disk(tmp_path: Path) -> None:
     programs = [Program(PROGRAM, (value,)) for value in ("0", "1", "0", "1")]
     found = [output.strip() for output in outputs(programs, tmp_path)]
     assert found == ["False 0", "True 0", "False 1", "True 1"]
+
+
+def test_the_description_says_where_a_replacement_was_registered(op: Any) -> None:
+    op.register_replacement(plain)
+    (rule,) = [rule for rule in op.describe().rules if rule.kind == "replacement"]
+    assert Path(str(rule.registered).rpartition(":")[0]).name == Path(__file__).name

@@ -6,7 +6,6 @@ are positive, offsets that are sorted. So its elements lie between the smallest 
 
 from __future__ import annotations
 
-import functools
 import inspect
 import itertools
 import math
@@ -20,6 +19,7 @@ from customops import _torch
 from customops._schema.infer import is_part
 from customops._schema.model import REQUIRED
 from customops._schema.structure import EnumCodec, Group, Leaf, Node, SequenceCodec
+from customops._versions import cached_property
 from customops.checks._inputs import is_plain
 from customops.checks._trial import EFFORTS, Case, Kind, Trial
 from customops.errors import CustomOpsError
@@ -186,7 +186,7 @@ class Parts:
         lowering = getattr(self.trial.custom_op, "_lowering", None)
         return [] if lowering is None else [parameter.node for parameter in lowering.signature.parameters]
 
-    @functools.cached_property
+    @cached_property
     def places(self) -> dict[str, Place]:
         """All arguments that the schema has, by name; also those that hold tensors."""
         custom = self.trial.custom_op
@@ -202,7 +202,7 @@ class Parts:
                     places[place.name] = replace(place, default=places[place.name].default)
         return places
 
-    @functools.cached_property
+    @cached_property
     def numbers(self) -> list[tuple[Place, Any]]:
         """The arguments without tensors that may be changed by themselves, and the values they have."""
         given = self.trial.arguments
@@ -210,7 +210,7 @@ class Parts:
         values = [(place, given.get(place.name, place.default)) for place in places]
         return [(place, value) for place, value in values if value is not REQUIRED]
 
-    @functools.cached_property
+    @cached_property
     def is_careful(self) -> bool:
         """Are inputs to belong together as the sample's do, as a kernel may read memory without looking at sizes?"""
         return not self.trial.is_builtin and _torch.library.torch_op_of(self.trial.name) is None
