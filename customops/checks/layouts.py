@@ -51,8 +51,8 @@ def check(trial: Trial) -> None:
             expected,
             "results depend on the layout of an input: other values than for the same values in contiguous tensors",
             "the kernel takes memory for contiguous: call x.contiguous() first (for an argument that is written, copy "
-            "the result back), or use x.stride() and x.storage_offset(); see resolve_conj() and resolve_neg() for lazy "
-            "views",
+            "the result back), and make results by x.new_empty(x.shape), since torch.empty_like(x) has the strides of "
+            "x; or use x.stride() and x.storage_offset(); see resolve_conj() and resolve_neg() for lazy views",
             argument=", ".join(arguments),
             expected="the values of the call on contiguous tensors",
             ties=True,
