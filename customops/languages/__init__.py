@@ -20,6 +20,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from customops import _torch
+from customops._codegen.function import Source
+from customops._schema.model import Schema
 from customops.errors import ArgumentError, UnsupportedError, brief, name_of, where
 
 if TYPE_CHECKING:
@@ -58,11 +61,29 @@ def __getattr__(name: str) -> Any:
         raise ImportError(f"customops.languages.{name} needs a package: pip install {package} ({error})") from error
 
 
+#: A wrapped function, once it is known what to do with arguments of the types of its first call; and before.
+CALL = """
+def kernel(*$args, **$named):
+    if {numbers}:
+        {take_apart}
+        if {same_types}:
+            try:
+                {refuse_lazy}
+                $value = $fn({converted})
+            except $Exception:
+                $explain($args, $named)
+                raise
+            return $value if $value is None else $back($value)
+    return $find(*$args, **$named)(*$args, **$named)
+"""
+NOT_CALLED = "def kernel(*$args, **$named):\n    return $find(*$args, **$named)(*$args, **$named)\n"
+
+
 class Arguments:
     """Converts the tensors among the arguments of a function of another language."""
 
     def __init__(self, fn: Callable[..., Any], language: str, names: Iterable[str] | None = None) -> None:
-        self.fn, self.language = fn, language
+        self.fn, self.language, self.by_position = fn, language, names is not None
         if not callable(fn):
             raise ArgumentError(f"a kernel of {language} is a function", argument="fn", got=brief(fn))
         if names is None:
@@ -73,53 +94,89 @@ class Arguments:
             names = () if is_open else (each.name for each in parameters)
         self.names = tuple(names)
 
-    def each(
-        self, convert: Callable[[Tensor, str], Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[list[Any], dict[str, Any]]:
-        """The arguments, with ``convert(tensor, name)`` in the place of each tensor, those in lists too."""
-
-        def converted(value: Any, name: str) -> Any:
-            if isinstance(value, Tensor):
-                return convert(value, name)
-            if isinstance(value, (tuple, list)) and any(isinstance(item, Tensor) for item in value):
-                return [converted(item, name) for item in value]
-            return value
-
-        names = [*self.names, *(f"argument {i}" for i in range(len(self.names), len(args)))]
-        positional = [converted(value, name) for value, name in zip(args, names, strict=False)]
-        return positional, {name: converted(value, name) for name, value in kwargs.items()}
-
     def adapter(
-        self, convert: Callable[[Tensor, str], Any], convert_back: Callable[[Any, Any], Any], hints: Any = None
+        self,
+        convert: Callable[..., Any],
+        convert_back: Callable[[Any, Any], Any],
+        hints: Any = None,
+        *,
+        call: Callable[..., Any] | None = None,
+        as_they_are: bool = False,
     ) -> Callable[..., Any]:
-        """The function for tensors: `convert` makes arrays, ``convert_back(value, return_hint)`` tensors again."""
+        """The function for tensors: `convert` makes arrays, ``convert_back(value, return_hint)`` tensors again.
 
-        @functools.wraps(self.fn)
-        def kernel(*args: Any, **kwargs: Any) -> Any:
-            positional, named = self.each(convert, args, kwargs)
-            value = self.fn(*positional, **named)
-            if not isinstance(value, (tuple, list)):
-                return convert_back(value, hints)
-            of_each = hints if isinstance(hints, tuple) and len(hints) == len(value) else (None,) * len(value)
-            converted = [convert_back(*pair) for pair in zip(value, of_each, strict=True)]
-            return converted if isinstance(value, list) else tuple(converted)
+        `call` gets the arrays in place of `fn`. Or it gets tensors `as_they_are`, and raises for others than strided
+        ones; ``convert(tensor, name=name)`` then says what is wrong.
+        """
+        self.convert, self.as_they_are = convert, as_they_are
+        self.objects = {"fn": call or self.fn, "back": functools.partial(_each_back, convert_back, hints)}
+        self.objects |= {"find": self.find, "explain": self.explain}
+        self.known: dict[Any, Any] = {}
+        self.kernel = self.generate(NOT_CALLED, self.objects)
+        return functools.update_wrapper(self.kernel, self.fn)
 
-        return kernel
+    def generate(self, template: str, objects: dict[str, Any], **holes: Any) -> Any:
+        source = Source("kernel", Schema((), ()))
+        source.fill(template, **holes)
+        return _torch.dynamo.outside_dynamo(source.build(**objects))
+
+    def find(self, *args: Any, **named: Any) -> Any:
+        """The function for calls with arguments of these types. The wrapped function takes the code of the first."""
+        types = (*map(type, args), *((name, type(value)) for name, value in named.items()))
+        if types in self.known:
+            return self.known[types]
+        if named and self.by_position:
+            problem, got = f"a function of {self.language} takes arguments by position only", ", ".join(named)
+            raise ArgumentError(problem, op=name_of(self.fn), got=got)
+        objects, same_types, lazy, converted = {**self.objects}, list[str](), list[str](), list[str]()
+        for i, (name, value) in enumerate(self.by_name(args, named)):
+            objects |= {f"name{i}": name, f"type{i}": type(value)}
+            item = f"${i}" if i < len(args) else f"$named.get($name{i})"
+            same_types.append(f"$type({item}) is $type{i}")
+            if isinstance(value, Tensor) and self.as_they_are:
+                lazy.append(f"{item}.is_conj() or {item}.is_neg()")
+            elif isinstance(value, (Tensor, tuple, list)):
+                convert = functools.partial(self.convert, name=name)
+                objects[f"convert{i}"] = convert if isinstance(value, Tensor) else functools.partial(_each, convert)
+                item = f"$convert{i}({item})"
+            converted.append(item if i < len(args) else f"**{{$name{i}: {item}}}")
+        self.known[types] = known = self.generate(
+            CALL,
+            objects,
+            numbers=f"$len($args) == {len(args)} and {f'$len($named) == {len(named)}' if named else 'not $named'}",
+            take_apart=f"{''.join(f'${i}, ' for i in range(len(args)))}= $args" if args else "",
+            same_types=" and ".join(same_types) or "True",
+            refuse_lazy=f"if {' or '.join(lazy)}:\n    $explain($args, $named)" if lazy else "",
+            converted=converted,
+        )
+        if self.known.setdefault("first", known) is known:
+            self.kernel.__globals__.update(known.__globals__)
+            self.kernel.__code__ = known.__code__  # last: another thread may be about to call it
+        return known
+
+    def by_name(self, args: tuple[Any, ...], named: dict[str, Any]) -> list[tuple[str, Any]]:
+        names = [*self.names, *(f"argument {i}" for i in range(len(self.names), len(args)))]
+        return [*zip(names, args, strict=False), *named.items()]
+
+    def explain(self, args: tuple[Any, ...], named: dict[str, Any]) -> None:
+        """Raise for the tensor that a call raised for, if it did for one."""
+        for name, value in self.by_name(args, named):
+            _each(functools.partial(self.convert, name=name), value)
 
     def plain(self, tensor: Tensor, name: str, devices: tuple[str, ...] = ()) -> Tensor:
         """The tensor without its autograd graph, as the op has a rule of its own; raises if it has no plain memory."""
-        if devices and tensor.device.type not in devices:
+        if devices and not (tensor.is_cpu and "cpu" in devices) and tensor.device.type not in devices:
             problem = f"{self.language} takes tensors of no such device"
             expected = f"a tensor on {' or '.join(devices)}"
             fix = f'{name}.to("{devices[0]}"), or op.register_kernel("{tensor.device.type}", fn)'
             raise self.refusal(name, problem, expected=expected, got=str(tensor.device), fix=fix)
-        if tensor.layout != torch.strided:
+        if tensor.layout is not torch.strided:
             got = str(tensor.layout)
             raise self.refusal(name, f"{self.language} takes strided tensors", got=got, fix=f"{name}.to_dense()")
         if tensor.is_conj() or tensor.is_neg():
             resolve = "resolve_conj" if tensor.is_conj() else "resolve_neg"
             raise self.refusal(name, "the memory of a conjugated or negated view is not its values", fix=f"{resolve}()")
-        return tensor.detach()
+        return tensor.detach() if tensor.requires_grad else tensor
 
     def refusal(self, name: str, problem: str, **fields: str) -> UnsupportedError:
         return UnsupportedError(problem, op=name_of(self.fn), argument=name, where=where(self.fn), **fields)
@@ -127,3 +184,20 @@ class Arguments:
     def wrong_dtype(self, name: str, tensor: Tensor, fix: str, **fields: str) -> UnsupportedError:
         problem = f"{self.language} takes no tensor of this dtype here"
         return self.refusal(name, problem, got=str(tensor.dtype), fix=fix, **fields)
+
+
+def _each(convert: Callable[[Tensor], Any], value: Any) -> Any:
+    """A tensor converted, or the tensors in a list; other values as they are."""
+    if isinstance(value, Tensor):
+        return convert(value)
+    if isinstance(value, (tuple, list)) and True in [isinstance(item, Tensor) for item in value]:
+        return [_each(convert, item) for item in value]
+    return value
+
+
+def _each_back(convert_back: Callable[[Any, Any], Any], hints: Any, value: Any) -> Any:
+    if not isinstance(value, (tuple, list)):
+        return convert_back(value, hints)
+    of_each = hints if isinstance(hints, tuple) and len(hints) == len(value) else (None,) * len(value)
+    converted = [convert_back(*pair) for pair in zip(value, of_each, strict=True)]
+    return converted if isinstance(value, list) else tuple(converted)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import sys
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -74,7 +75,7 @@ def from_c(fn: Any, /) -> Callable[..., Any]:
         ...     return out
     """
     arguments = Arguments(fn, "C", names=())
-    integers: dict[int, Any] = {}  #: position -> the type of an integer or an address
+    integers: list[tuple[int, Any]] = []  #: positions of integers and addresses, and their types
     if not isinstance(fn, ctypes._CFuncPtr):  # type: ignore[attr-defined]
         pointers = _pointers_of_cffi(fn)
     elif fn.argtypes is None:
@@ -85,30 +86,27 @@ def from_c(fn: Any, /) -> Callable[..., Any]:
         )
     else:
         pointers = [_pointer_of_ctypes(kind) for kind in fn.argtypes]
-        integers = {i: kind for i, kind in enumerate(fn.argtypes) if getattr(kind, "_type_", None) in (*_INTEGERS, "P")}
+        integers = [pair for pair in enumerate(fn.argtypes) if getattr(pair[1], "_type_", None) in (*_INTEGERS, "P")]
 
-    @functools.wraps(fn)
+    def point(tensor: Tensor, name: str) -> Any:
+        pointer = pointer_of.get(name)
+        if pointer is None:
+            raise arguments.refusal(name, "the C function takes no tensor here", got="a tensor")
+        return _point(arguments, *pointer, tensor, name)
+
     def call(*args: Any) -> Any:
-        passed, alive = list(args), []
-        for i, value in enumerate(args):
-            if isinstance(value, Tensor):
-                pointer = pointers[i] if i < len(pointers) else None
-                if pointer is None:
-                    raise arguments.refusal(f"argument {i}", "the C function takes no tensor here", got="a tensor")
-                passed[i], keep = _point(arguments, *pointer, value, f"argument {i}")
-                alive.append(keep)
-            elif i in integers and hasattr(value, "__index__"):
-                kind = integers[i]
-                if (kind(value).value or 0) != value:  # ctypes would drop bits, and say nothing
-                    bits, is_signed = 8 * ctypes.sizeof(kind), kind._type_.islower()
-                    values = f"-2**{bits - 1} to 2**{bits - 1} - 1" if is_signed else f"0 to 2**{bits} - 1"
-                    problem, expected = "an integer does not fit the type of C", f"{kind.__name__}: {values}"
-                    raise ArgumentError(
-                        problem, op=name_of(fn), argument=f"argument {i}", expected=expected, got=brief(value)
-                    )
-        return fn(*passed)
+        for i, kind in integers:
+            if i < len(args) and hasattr(value := args[i], "__index__") and (kind(value).value or 0) != value:
+                # ctypes would drop bits, and say nothing
+                bits, is_signed = 8 * ctypes.sizeof(kind), kind._type_.islower()
+                values = f"-2**{bits - 1} to 2**{bits - 1} - 1" if is_signed else f"0 to 2**{bits} - 1"
+                problem, expected = "an integer does not fit the type of C", f"{kind.__name__}: {values}"
+                name, got = f"argument {i}", brief(value)
+                raise ArgumentError(problem, op=name_of(fn), argument=name, expected=expected, got=got)
+        return fn(*args)
 
-    return call
+    pointer_of = {f"argument {i}": pointer for i, pointer in enumerate(pointers)}
+    return arguments.adapter(point, lambda value, hint: value, call=call if integers else None)
 
 
 def _pointer_of_ctypes(kind: Any) -> Pointer | None:
@@ -118,10 +116,7 @@ def _pointer_of_ctypes(kind: Any) -> Pointer | None:
     target = getattr(kind, "_type_", None)
     if not isinstance(target, type):  # no pointer
         return None
-
-    def cast(address: int) -> Any:
-        return ctypes.cast(ctypes.c_void_p(address), kind)
-
+    cast = target.from_address  # type: ignore[attr-defined]  # ctypes passes its address
     if target.__name__ == DLTensor.__name__:
         return DLTensor, cast
     letter = getattr(target, "_type_", None)
@@ -157,19 +152,21 @@ def _pointer_of_cffi(ffi: Any, kind: Any) -> Pointer | None:
     return (_SIGNED if signed else _UNSIGNED)[ffi.sizeof(target)], cast
 
 
-def _point(arguments: Arguments, target: Any, cast: Callable[[int], Any], tensor: Tensor, name: str) -> tuple[Any, Any]:
-    """What is passed for a tensor, and what has to live as long as the call."""
+def _point(arguments: Arguments, target: Any, cast: Callable[[int], Any], tensor: Tensor, name: str) -> Any:
+    """What is passed for a tensor."""
     tensor = arguments.plain(tensor, name, ("cpu",))
     if target is DLTensor:
         capsule = to_dlpack(tensor)
-        return cast(_capsule_pointer(capsule, b"dltensor")), capsule
+        pointer = cast(_capsule_pointer(capsule, b"dltensor"))
+        weakref.finalize(pointer, id, capsule)  # which lives as long
+        return pointer
     if target is not None and tensor.dtype != target:
         raise arguments.wrong_dtype(name, tensor, f"x.to({target})", expected=str(target))
     if not tensor.is_contiguous():
         problem = "a pointer says nothing of strides, and the tensor is not contiguous"
         got = f"shape {tuple(tensor.shape)}, strides {tensor.stride()}"
         raise arguments.refusal(name, problem, got=got, fix="x.contiguous(); or let the C function take a DLTensor")
-    return cast(tensor.data_ptr()), tensor
+    return cast(tensor.data_ptr())
 
 
 _capsule_pointer = ctypes.PYFUNCTYPE(ctypes.c_size_t, ctypes.py_object, ctypes.c_char_p)(

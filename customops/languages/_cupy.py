@@ -37,9 +37,9 @@ def from_cupy(fn: F, /) -> F:
         ...     return cupy.sin(x)
     """
     arguments = Arguments(fn, "CuPy")
-    plain = functools.partial(arguments.plain, devices=("cuda",))
 
     def array(tensor: Tensor, name: str) -> Any:
+        tensor = arguments.plain(tensor, name, ("cuda",))
         try:
             return cupy.from_dlpack(tensor)
         except (TypeError, ValueError, RuntimeError, BufferError) as error:
@@ -50,15 +50,16 @@ def from_cupy(fn: F, /) -> F:
 
     @functools.wraps(fn)
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        given, named = arguments.each(plain, args, kwargs)
-        tensors = tensors_in((*given, *named.values()))
+        tensors = tensors_in((*args, *kwargs.values()))
+        if tensors and not tensors[0].is_cuda:
+            arguments.explain(args, kwargs)
         stream = torch.cuda.current_stream(tensors[0].device if tensors else None)
         if hasattr(cupy.cuda.Stream, "from_external"):  # CuPy 14
             same = cupy.cuda.Stream.from_external(stream)
         else:
             same = cupy.cuda.ExternalStream(stream.cuda_stream, stream.device.index)
         with cupy.cuda.Device(stream.device.index), same:
-            return on_arrays(*given, **named)
+            return on_arrays(*args, **kwargs)
 
     return kernel  # type: ignore[return-value]
 

@@ -52,7 +52,7 @@ def from_jax(fn: Any = None, /, *, copy: bool = False) -> Any:
         # The dimensions from that of the largest stride to that of the smallest.
         keys = list(zip(tensor.stride(), tensor.shape, strict=True))
         order = sorted(range(tensor.dim()), key=keys.__getitem__, reverse=True)
-        if not tensor.permute(order).is_contiguous():
+        if not (tensor.is_contiguous() or tensor.permute(order).is_contiguous()):
             if not copy:
                 problem = "JAX takes contiguous memory, or a permutation of it"
                 shown = f"shape {tuple(tensor.shape)}, strides {tensor.stride()}"
@@ -67,13 +67,18 @@ def from_jax(fn: Any = None, /, *, copy: bool = False) -> Any:
         except (TypeError, ValueError, RuntimeError, BufferError) as error:
             got = f"{tensor.dtype}, shape {tuple(tensor.shape)}, on {tensor.device}"
             raise arguments.refusal(name, f"JAX does not take the tensor: {error}", got=got) from error
-        if str(array.dtype) != str(tensor.dtype).removeprefix("torch."):
+        if not _is_same(array.dtype, tensor.dtype):
             fix = 'jax.config.update("jax_enable_x64", True) before JAX is first used, or a narrower dtype'
             expected = f"a dtype that JAX has now: it would make {array.dtype} of this one"
             raise arguments.wrong_dtype(name, tensor, fix, expected=expected)
         return array
 
     return arguments.adapter(array, _tensor)
+
+
+@functools.cache  # text takes time
+def _is_same(of_array: Any, of_tensor: torch.dtype) -> bool:
+    return str(of_array) == str(of_tensor).removeprefix("torch.")
 
 
 @functools.cache

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
 import torch
 import tvm_ffi
 
-from customops.errors import ArgumentError, brief, name_of
+from customops.errors import ArgumentError, brief
 from customops.languages import Arguments
 
 
@@ -41,17 +40,11 @@ def from_tvm_ffi(fn: Any, /) -> Callable[..., Any]:
         raise ArgumentError(problem, argument="fn", expected="a tvm_ffi.Function", got=brief(fn), fix=fix)
     arguments = Arguments(fn, "TVM-FFI", names=())
 
-    def kernel(*args: Any, **kwargs: Any) -> Any:
-        if kwargs:
-            got = ", ".join(kwargs)
-            raise ArgumentError("a function of TVM-FFI takes arguments by position only", op=name_of(fn), got=got)
-        positional, _ = arguments.each(arguments.plain, args, {})
-        return _tensors(fn(*positional))
-
-    return functools.update_wrapper(kernel, fn, assigned=("__name__", "__doc__"), updated=())
+    # It takes tensors of torch, also those that require a gradient.
+    return arguments.adapter(arguments.plain, _tensors, as_they_are=True)
 
 
-def _tensors(value: Any) -> Any:
+def _tensors(value: Any, hint: Any = None) -> Any:
     if isinstance(value, tvm_ffi.Tensor):
         return torch.from_dlpack(value)  # type: ignore[attr-defined]
     if isinstance(value, (tvm_ffi.Array, tvm_ffi.List)):

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
 import warp
 from torch import Tensor
 
@@ -38,23 +36,24 @@ def from_warp(kernel: Any, /) -> Callable[..., None]:
         raise ArgumentError("from_warp takes a kernel of Warp", argument="kernel", got=brief(kernel))
     warp.init()
     parameters = kernel.adj.args
-    arguments = Arguments(kernel.func, "Warp", names=[each.label for each in parameters])
+    arguments = Arguments(kernel.func, "Warp", names=["dim", *[each.label for each in parameters]])
     types = {each.label: getattr(each.type, "dtype", None) for each in parameters}
+    cpu = warp.get_device("cpu")
+    dtypes = {
+        name: warp.dtype_to_torch(getattr(kind, "_wp_scalar_type_", kind)) for name, kind in types.items() if kind
+    }
 
     def array(tensor: Tensor, name: str) -> Any:
-        tensor, kind = arguments.plain(tensor, name, ("cpu", "cuda")), types.get(name)
-        if kind is None:
+        tensor, wanted = arguments.plain(tensor, name, ("cpu", "cuda")), dtypes.get(name)
+        if wanted is None:
             raise arguments.refusal(name, "the kernel takes no array here", got="a tensor")
-        wanted = warp.dtype_to_torch(getattr(kind, "_wp_scalar_type_", kind))
         if wanted != tensor.dtype:
             raise arguments.wrong_dtype(name, tensor, f"{name}.to({wanted})", expected=str(wanted))
-        return warp.from_torch(tensor, dtype=kind, requires_grad=False)
+        return warp.from_torch(tensor, dtype=types[name], requires_grad=False)
 
-    @functools.wraps(kernel.func)
-    def launch(dim: int | Sequence[int], /, *args: Any) -> None:
-        inputs, _ = arguments.each(array, args, {})
-        device = next((value.device for value in args if isinstance(value, Tensor)), torch.device("cpu"))
-        stream = warp.stream_from_torch(device) if device.type == "cuda" else None
-        warp.launch(kernel, dim=dim, inputs=inputs, device=warp.device_from_torch(device), stream=stream)
+    def launch(dim: int | Sequence[int], /, *inputs: Any) -> None:
+        device = next((value.device for value in inputs if isinstance(value, warp.array)), cpu)
+        stream = warp.stream_from_torch(warp.device_to_torch(device)) if device.is_cuda else None
+        warp.launch(kernel, dim=dim, inputs=inputs, device=device, stream=stream)
 
-    return launch
+    return arguments.adapter(array, lambda value, hint: value, call=launch)
