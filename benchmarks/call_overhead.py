@@ -13,6 +13,9 @@ custom_op(..., eager=True), and "Function" the Python function by itself.
 In rows that begin with "as", ours is a helper of examples/migrate, and "Library" or "custom_op" is what the library
 that has such a helper does by hand (benchmarks/by_hand.py); for quack that goes past the dispatcher, too.
 
+In the rows "from_tvm_ffi", ours calls the wrapped function of TVM-FFI, and "Function" the function itself: each in an
+op with bypass=True, and without an op. They need tvm_ffi.
+
 In the rows of Triton, `customops` and `custom_op` stand for the ``triton_op`` of each. They need Triton, and run its
 interpreter; without a launch, what is left is the way to the kernel.
 
@@ -377,7 +380,29 @@ def cases() -> list[Case]:
         *bypassing(),
         *eagerly(),
         *(Case(name, "f(x, y)", rivals, context=torch.no_grad) for name, rivals in migrated()),
+        *wrapping(),
     ]
+
+
+def wrapping() -> list[Case]:
+    if importlib.util.find_spec("tvm_ffi") is None:
+        return []
+    import tvm_ffi  # noqa: PLC0415 (the other rows do without it)
+
+    function = tvm_ffi.get_global_func("testing.nop")
+    alone = {OURS: customops.from_tvm_ffi(function), "Function": function}
+    in_ops = {name: define_ours(next(NAMES), calling(fn), bypass=True) for name, fn in alone.items()}
+    return [
+        Case(f"from_tvm_ffi{place}", "f(x, y, out)", rivals, context=torch.no_grad)
+        for place, rivals in {"": alone, ", in an op": in_ops}.items()
+    ]
+
+
+def calling(fn: Fn) -> Kernel:
+    def called(x: Tensor, y: Tensor, out: Tensor) -> None:
+        fn(x, y, out)
+
+    return Kernel(called, "(Tensor x, Tensor y, Tensor(a!) out) -> ()", ("out",))
 
 
 def triton_cases() -> list[Case]:

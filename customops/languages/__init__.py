@@ -61,10 +61,13 @@ def __getattr__(name: str) -> Any:
         raise ImportError(f"customops.languages.{name} needs a package: pip install {package} ({error})") from error
 
 
-#: A wrapped function, once it is known what to do with arguments of the types of its first call; and before.
+Function = Callable[..., Any]
+
+#: A wrapped function before its first call, and then: what arguments of the types of that call need is known.
+UNCALLED = "def kernel(*$args, **$named):\n    return $find(*$args, **$named)(*$args, **$named)\n"
 CALL = """
 def kernel(*$args, **$named):
-    if {numbers}:
+    if $len($args) == {count} and {has_names}:
         {take_apart}
         if {same_types}:
             try:
@@ -76,7 +79,6 @@ def kernel(*$args, **$named):
             return $value if $value is None else $back($value)
     return $find(*$args, **$named)(*$args, **$named)
 """
-NOT_CALLED = "def kernel(*$args, **$named):\n    return $find(*$args, **$named)(*$args, **$named)\n"
 
 
 class Arguments:
@@ -95,56 +97,50 @@ class Arguments:
         self.names = tuple(names)
 
     def adapter(
-        self,
-        convert: Callable[..., Any],
-        convert_back: Callable[[Any, Any], Any],
-        hints: Any = None,
-        *,
-        call: Callable[..., Any] | None = None,
-        as_they_are: bool = False,
-    ) -> Callable[..., Any]:
-        """The function for tensors: `convert` makes arrays, ``convert_back(value, return_hint)`` tensors again.
+        self, convert: Function, back: Function, hints: Any = None, *, as_is: bool = False, with_others: bool = False
+    ) -> Function:
+        """The function for tensors: ``convert(name, tensor)`` makes arrays, ``back(value, return_hint)`` tensors again.
 
-        `call` gets the arrays in place of `fn`. Or it gets tensors `as_they_are`, and raises for others than strided
-        ones; ``convert(tensor, name=name)`` then says what is wrong.
+        `as_is`: `fn` gets the tensors themselves; if it raises, `convert` says why. `with_others`: `convert` gets
+        values that are no tensors, too.
         """
-        self.convert, self.as_they_are = convert, as_they_are
-        self.objects = {"fn": call or self.fn, "back": functools.partial(_each_back, convert_back, hints)}
+        self.convert, self.as_is, self.with_others, self.known = convert, as_is, with_others, dict[Any, Any]()
+        self.objects: dict[str, Any] = {"fn": self.fn, "back": functools.partial(_each_back, back, hints)}
         self.objects |= {"find": self.find, "explain": self.explain}
-        self.known: dict[Any, Any] = {}
-        self.kernel = self.generate(NOT_CALLED, self.objects)
+        self.kernel = self.generated(UNCALLED, self.objects)
         return functools.update_wrapper(self.kernel, self.fn)
 
-    def generate(self, template: str, objects: dict[str, Any], **holes: Any) -> Any:
+    def generated(self, template: str, objects: dict[str, Any], **holes: Any) -> Any:
         source = Source("kernel", Schema((), ()))
         source.fill(template, **holes)
         return _torch.dynamo.outside_dynamo(source.build(**objects))
 
     def find(self, *args: Any, **named: Any) -> Any:
-        """The function for calls with arguments of these types. The wrapped function takes the code of the first."""
+        """The function for arguments of these types. What was wrapped gets the code of the first."""
         types = (*map(type, args), *((name, type(value)) for name, value in named.items()))
         if types in self.known:
             return self.known[types]
         if named and self.by_position:
             problem, got = f"a function of {self.language} takes arguments by position only", ", ".join(named)
             raise ArgumentError(problem, op=name_of(self.fn), got=got)
-        objects, same_types, lazy, converted = {**self.objects}, list[str](), list[str](), list[str]()
+        objects, same_types, lazy, converted = {**self.objects, "names": [*named]}, [], [], list[str]()
         for i, (name, value) in enumerate(self.by_name(args, named)):
-            objects |= {f"name{i}": name, f"type{i}": type(value)}
-            item = f"${i}" if i < len(args) else f"$named.get($name{i})"
+            convert, item = functools.partial(self.convert, name), f"${i}"
             same_types.append(f"$type({item}) is $type{i}")
-            if isinstance(value, Tensor) and self.as_they_are:
+            if self.as_is and isinstance(value, Tensor):
                 lazy.append(f"{item}.is_conj() or {item}.is_neg()")
-            elif isinstance(value, (Tensor, tuple, list)):
-                convert = functools.partial(self.convert, name=name)
-                objects[f"convert{i}"] = convert if isinstance(value, Tensor) else functools.partial(_each, convert)
+            elif self.with_others or isinstance(value, (Tensor, tuple, list)):
+                convert = functools.partial(_each, convert) if isinstance(value, (tuple, list)) else convert
                 item = f"$convert{i}({item})"
+            objects |= {f"name{i}": name, f"type{i}": type(value), f"convert{i}": convert}
             converted.append(item if i < len(args) else f"**{{$name{i}: {item}}}")
-        self.known[types] = known = self.generate(
+        names = "".join(f"${i}, " for i in range(len(converted)))
+        self.known[types] = known = self.generated(
             CALL,
             objects,
-            numbers=f"$len($args) == {len(args)} and {f'$len($named) == {len(named)}' if named else 'not $named'}",
-            take_apart=f"{''.join(f'${i}, ' for i in range(len(args)))}= $args" if args else "",
+            count=str(len(args)),
+            has_names="[*$named] == $names" if named else "not $named",
+            take_apart=f"{names}= {'*$args, *$named.values()' if named else '$args'}" if names else "",
             same_types=" and ".join(same_types) or "True",
             refuse_lazy=f"if {' or '.join(lazy)}:\n    $explain($args, $named)" if lazy else "",
             converted=converted,
@@ -161,9 +157,9 @@ class Arguments:
     def explain(self, args: tuple[Any, ...], named: dict[str, Any]) -> None:
         """Raise for the tensor that a call raised for, if it did for one."""
         for name, value in self.by_name(args, named):
-            _each(functools.partial(self.convert, name=name), value)
+            _each(functools.partial(self.convert, name), value)
 
-    def plain(self, tensor: Tensor, name: str, devices: tuple[str, ...] = ()) -> Tensor:
+    def plain(self, name: str, tensor: Tensor, devices: tuple[str, ...] = ()) -> Tensor:
         """The tensor without its autograd graph, as the op has a rule of its own; raises if it has no plain memory."""
         if devices and not (tensor.is_cpu and "cpu" in devices) and tensor.device.type not in devices:
             problem = f"{self.language} takes tensors of no such device"

@@ -75,9 +75,9 @@ def from_c(fn: Any, /) -> Callable[..., Any]:
         ...     return out
     """
     arguments = Arguments(fn, "C", names=())
-    integers: list[tuple[int, Any]] = []  #: positions of integers and addresses, and their types
+    kinds: list[Any] = []  #: of ctypes
     if not isinstance(fn, ctypes._CFuncPtr):  # type: ignore[attr-defined]
-        pointers = _pointers_of_cffi(fn)
+        points_to = _pointers_of_cffi(fn)
     elif fn.argtypes is None:
         raise ArgumentError(
             "the ctypes function has no argtypes: ctypes would truncate pointers",
@@ -85,28 +85,42 @@ def from_c(fn: Any, /) -> Callable[..., Any]:
             fix="fn.argtypes = [ctypes.POINTER(ctypes.c_float), ctypes.c_int64, ...]",
         )
     else:
-        pointers = [_pointer_of_ctypes(kind) for kind in fn.argtypes]
-        integers = [pair for pair in enumerate(fn.argtypes) if getattr(pair[1], "_type_", None) in (*_INTEGERS, "P")]
+        kinds, points_to = list(fn.argtypes), [_pointer_of_ctypes(kind) for kind in fn.argtypes]
+    pointers = {f"argument {i}": pointer for i, pointer in enumerate(points_to)}
+    letters = (*_INTEGERS, "P")  # an address is one
+    integers = {f"argument {i}": kind for i, kind in enumerate(kinds) if getattr(kind, "_type_", None) in letters}
 
-    def point(tensor: Tensor, name: str) -> Any:
-        pointer = pointer_of.get(name)
-        if pointer is None:
+    def convert(name: str, value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            if name in integers and hasattr(value, "__index__"):
+                _check_integer(fn, name, integers[name], value)
+            return value
+        target, cast = pointers.get(name) or (None, None)
+        if cast is None:
             raise arguments.refusal(name, "the C function takes no tensor here", got="a tensor")
-        return _point(arguments, *pointer, tensor, name)
+        tensor = arguments.plain(name, value, ("cpu",))
+        if target is DLTensor:
+            capsule = to_dlpack(tensor)
+            pointer = cast(_capsule_pointer(capsule, b"dltensor"))
+            weakref.finalize(pointer, id, capsule)  # which lives as long
+            return pointer
+        if target is not None and tensor.dtype is not target:
+            raise arguments.wrong_dtype(name, tensor, f"x.to({target})", expected=str(target))
+        if not tensor.is_contiguous():
+            problem = "a pointer says nothing of strides, and the tensor is not contiguous"
+            got = f"shape {tuple(tensor.shape)}, strides {tensor.stride()}"
+            raise arguments.refusal(name, problem, got=got, fix="x.contiguous(); or let the C function take a DLTensor")
+        return cast(tensor.data_ptr())
 
-    def call(*args: Any) -> Any:
-        for i, kind in integers:
-            if i < len(args) and hasattr(value := args[i], "__index__") and (kind(value).value or 0) != value:
-                # ctypes would drop bits, and say nothing
-                bits, is_signed = 8 * ctypes.sizeof(kind), kind._type_.islower()
-                values = f"-2**{bits - 1} to 2**{bits - 1} - 1" if is_signed else f"0 to 2**{bits} - 1"
-                problem, expected = "an integer does not fit the type of C", f"{kind.__name__}: {values}"
-                name, got = f"argument {i}", brief(value)
-                raise ArgumentError(problem, op=name_of(fn), argument=name, expected=expected, got=got)
-        return fn(*args)
+    return arguments.adapter(convert, lambda value, hint: value, with_others=True)
 
-    pointer_of = {f"argument {i}": pointer for i, pointer in enumerate(pointers)}
-    return arguments.adapter(point, lambda value, hint: value, call=call if integers else None)
+
+def _check_integer(fn: Any, name: str, kind: Any, value: Any) -> None:
+    if (kind(value).value or 0) != value:  # ctypes would drop bits, and say nothing
+        bits, is_signed = 8 * ctypes.sizeof(kind), kind._type_.islower()
+        values = f"-2**{bits - 1} to 2**{bits - 1} - 1" if is_signed else f"0 to 2**{bits} - 1"
+        problem, expected = "an integer does not fit the type of C", f"{kind.__name__}: {values}"
+        raise ArgumentError(problem, op=name_of(fn), argument=name, expected=expected, got=brief(value))
 
 
 def _pointer_of_ctypes(kind: Any) -> Pointer | None:
@@ -150,23 +164,6 @@ def _pointer_of_cffi(ffi: Any, kind: Any) -> Pointer | None:
         return _FLOATS[target.cname], cast
     signed = target.cname == "char" or int(ffi.cast(target, -1)) < 0
     return (_SIGNED if signed else _UNSIGNED)[ffi.sizeof(target)], cast
-
-
-def _point(arguments: Arguments, target: Any, cast: Callable[[int], Any], tensor: Tensor, name: str) -> Any:
-    """What is passed for a tensor."""
-    tensor = arguments.plain(tensor, name, ("cpu",))
-    if target is DLTensor:
-        capsule = to_dlpack(tensor)
-        pointer = cast(_capsule_pointer(capsule, b"dltensor"))
-        weakref.finalize(pointer, id, capsule)  # which lives as long
-        return pointer
-    if target is not None and tensor.dtype != target:
-        raise arguments.wrong_dtype(name, tensor, f"x.to({target})", expected=str(target))
-    if not tensor.is_contiguous():
-        problem = "a pointer says nothing of strides, and the tensor is not contiguous"
-        got = f"shape {tuple(tensor.shape)}, strides {tensor.stride()}"
-        raise arguments.refusal(name, problem, got=got, fix="x.contiguous(); or let the C function take a DLTensor")
-    return cast(tensor.data_ptr())
 
 
 _capsule_pointer = ctypes.PYFUNCTYPE(ctypes.c_size_t, ctypes.py_object, ctypes.c_char_p)(

@@ -38,8 +38,8 @@ def from_cupy(fn: F, /) -> F:
     """
     arguments = Arguments(fn, "CuPy")
 
-    def array(tensor: Tensor, name: str) -> Any:
-        tensor = arguments.plain(tensor, name, ("cuda",))
+    def array(name: str, tensor: Tensor) -> Any:
+        tensor = arguments.plain(name, tensor, ("cuda",))
         try:
             return cupy.from_dlpack(tensor)
         except (TypeError, ValueError, RuntimeError, BufferError) as error:

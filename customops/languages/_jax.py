@@ -13,6 +13,7 @@ from torch import Tensor
 from customops.languages import Arguments
 
 F = TypeVar("F", bound=Callable[..., Any])
+_text = functools.cache(str)  #: for dtypes: it takes time
 
 
 @overload
@@ -47,8 +48,8 @@ def from_jax(fn: Any = None, /, *, copy: bool = False) -> Any:
         return functools.partial(from_jax, copy=copy)
     arguments = Arguments(fn, "JAX")
 
-    def array(tensor: Tensor, name: str) -> Any:
-        tensor = arguments.plain(tensor, name)
+    def array(name: str, tensor: Tensor) -> Any:
+        tensor = arguments.plain(name, tensor)
         # The dimensions from that of the largest stride to that of the smallest.
         keys = list(zip(tensor.stride(), tensor.shape, strict=True))
         order = sorted(range(tensor.dim()), key=keys.__getitem__, reverse=True)
@@ -67,18 +68,13 @@ def from_jax(fn: Any = None, /, *, copy: bool = False) -> Any:
         except (TypeError, ValueError, RuntimeError, BufferError) as error:
             got = f"{tensor.dtype}, shape {tuple(tensor.shape)}, on {tensor.device}"
             raise arguments.refusal(name, f"JAX does not take the tensor: {error}", got=got) from error
-        if not _is_same(array.dtype, tensor.dtype):
+        if _text(array.dtype) != _text(tensor.dtype).removeprefix("torch."):
             fix = 'jax.config.update("jax_enable_x64", True) before JAX is first used, or a narrower dtype'
             expected = f"a dtype that JAX has now: it would make {array.dtype} of this one"
             raise arguments.wrong_dtype(name, tensor, fix, expected=expected)
         return array
 
     return arguments.adapter(array, _tensor)
-
-
-@functools.cache  # text takes time
-def _is_same(of_array: Any, of_tensor: torch.dtype) -> bool:
-    return str(of_array) == str(of_tensor).removeprefix("torch.")
 
 
 @functools.cache

@@ -57,11 +57,11 @@ def from_numpy(fn: Any = None, /, *, writable: str | Iterable[str] = ()) -> Any:
         expected, got = f"some of {', '.join(arguments.names)}", ", ".join(sorted(unknown))
         raise ArgumentError(problem, op=name_of(fn), argument="writable", expected=expected, got=got)
 
-    def array(tensor: Tensor, name: str) -> Any:
+    def array(name: str, tensor: Tensor) -> Any:
         try:
             made = (tensor.detach() if tensor.requires_grad else tensor).numpy()
         except (TypeError, RuntimeError) as error:
-            arguments.plain(tensor, name, ("cpu",))
+            arguments.plain(name, tensor, ("cpu",))
             if isinstance(error, RuntimeError):
                 raise
             fix = f"{name}.float(), and the result .to({name}.dtype)"

@@ -41,7 +41,7 @@ def from_tvm_ffi(fn: Any, /) -> Callable[..., Any]:
     arguments = Arguments(fn, "TVM-FFI", names=())
 
     # It takes tensors of torch, also those that require a gradient.
-    return arguments.adapter(arguments.plain, _tensors, as_they_are=True)
+    return arguments.adapter(arguments.plain, _tensors, as_is=True)
 
 
 def _tensors(value: Any, hint: Any = None) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -36,24 +37,25 @@ def from_warp(kernel: Any, /) -> Callable[..., None]:
         raise ArgumentError("from_warp takes a kernel of Warp", argument="kernel", got=brief(kernel))
     warp.init()
     parameters = kernel.adj.args
-    arguments = Arguments(kernel.func, "Warp", names=["dim", *[each.label for each in parameters]])
-    types = {each.label: getattr(each.type, "dtype", None) for each in parameters}
     cpu = warp.get_device("cpu")
-    dtypes = {
-        name: warp.dtype_to_torch(getattr(kind, "_wp_scalar_type_", kind)) for name, kind in types.items() if kind
-    }
 
-    def array(tensor: Tensor, name: str) -> Any:
-        tensor, wanted = arguments.plain(tensor, name, ("cpu", "cuda")), dtypes.get(name)
+    @functools.wraps(kernel.func)
+    def launch(dim: int | Sequence[int], /, *inputs: Any) -> None:
+        device = next((value.device for value in inputs if isinstance(value, warp.array)), cpu)
+        stream = warp.stream_from_torch(warp.device_to_torch(device)) if device.is_cuda else None
+        warp.launch(kernel, dim=dim, inputs=inputs, device=device, stream=stream)
+
+    arguments = Arguments(launch, "Warp", names=["dim", *[each.label for each in parameters]])
+    types = {each.label: getattr(each.type, "dtype", None) for each in parameters}
+    scalars = {name: getattr(kind, "_wp_scalar_type_", kind) for name, kind in types.items() if kind}
+    dtypes = {name: warp.dtype_to_torch(scalar) for name, scalar in scalars.items()}
+
+    def array(name: str, tensor: Tensor) -> Any:
+        tensor, wanted = arguments.plain(name, tensor, ("cpu", "cuda")), dtypes.get(name)
         if wanted is None:
             raise arguments.refusal(name, "the kernel takes no array here", got="a tensor")
         if wanted != tensor.dtype:
             raise arguments.wrong_dtype(name, tensor, f"{name}.to({wanted})", expected=str(wanted))
         return warp.from_torch(tensor, dtype=types[name], requires_grad=False)
 
-    def launch(dim: int | Sequence[int], /, *inputs: Any) -> None:
-        device = next((value.device for value in inputs if isinstance(value, warp.array)), cpu)
-        stream = warp.stream_from_torch(warp.device_to_torch(device)) if device.is_cuda else None
-        warp.launch(kernel, dim=dim, inputs=inputs, device=device, stream=stream)
-
-    return arguments.adapter(array, lambda value, hint: value, call=launch)
+    return arguments.adapter(array, lambda value, hint: value)
