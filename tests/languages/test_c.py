@@ -134,16 +134,23 @@ def test_a_dltensor_has_strides(library: Any, registry: customops.Registry, ns: 
         negate_(torch.randn(3))
 
 
-def test_refused(double: Any, library: Any) -> None:
+@pytest.mark.parametrize("is_called_before", [False, True])
+def test_refused(double: Any, library: Any, is_called_before: bool) -> None:
     scale = from_c(library.scale)
+    if is_called_before:
+        double(torch.empty(3)), scale(torch.empty(3), torch.empty(3), 3, 2.0)
     with pytest.raises(errors.UnsupportedError, match=r"(?s)argument: argument 1\n.*float32\n.*float64.*x.to"):
         scale(torch.empty(3), torch.empty(3).double(), 3, 2.0)
     with pytest.raises(errors.UnsupportedError, match=r"(?s)not contiguous.*strides \(2,\).*x.contiguous.*DLTensor"):
         double(torch.empty(6)[::2])
     with pytest.raises(errors.UnsupportedError, match=r"(?s)no such device.*got: +meta"):
         scale(torch.empty(3, device="meta"), torch.empty(3), 3, 2.0)
+    with pytest.raises(errors.UnsupportedError, match="resolve_neg"):
+        scale(torch.empty(3), torch._neg_view(torch.empty(3)), 3, 2.0)
     with pytest.raises(errors.UnsupportedError, match="takes no tensor here"):
         scale(torch.empty(3), torch.empty(3), torch.tensor(3), 2.0)
+    with pytest.raises(errors.ArgumentError, match="by position only"):
+        scale(torch.empty(3), torch.empty(3), 3, by=2.0)
 
 
 def test_integers_that_do_not_fit(library: Any) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import customops
 from customops import errors
@@ -78,6 +79,7 @@ def test_compiled(sin: Any) -> None:
 
 
 def test_a_dtype_that_numpy_has_not(sin: Any) -> None:
+    sin(torch.zeros(2))
     with pytest.raises(
         errors.UnsupportedError, match=r"(?s)sin: NumPy takes no tensor of this dtype.*argument: x.*bfloat16.*x.float"
     ):
@@ -85,6 +87,8 @@ def test_a_dtype_that_numpy_has_not(sin: Any) -> None:
 
 
 def test_a_tensor_elsewhere() -> None:
+    with FakeTensorMode(), pytest.raises(RuntimeError, match="is not supported for tensor subclasses"):
+        from_numpy(lambda x: x)(torch.zeros(2))
     with pytest.raises(errors.UnsupportedError, match=r"(?s)argument: x.*expected: a tensor on cpu.*got: +meta"):
         from_numpy(lambda x: x)(torch.zeros(2, device="meta"))
     with pytest.raises(errors.UnsupportedError, match="to_dense"):

@@ -74,8 +74,13 @@ def test_dtypes(dtype: torch.dtype) -> None:
     assert same(torch.zeros(2, dtype=dtype)).dtype == dtype
 
 
-def test_refused() -> None:
+@pytest.mark.parametrize("is_called_before", [False, True])
+def test_refused(is_called_before: bool) -> None:
     kernel = customops.from_tvm_ffi(tvm_ffi.convert(lambda *args: None))
+    if is_called_before:  # types that are known, and others
+        kernel(torch.zeros(2)), kernel(torch.zeros(2), 1), kernel([torch.zeros(2)])
+    with pytest.raises(errors.UnsupportedError, match=r"(?s)is not its values.*argument: argument 0.*resolve_neg"):
+        kernel([torch._neg_view(torch.zeros(2))])
     with pytest.raises(errors.UnsupportedError, match=r"(?s)is not its values.*resolve_conj"):
         kernel(torch.randn(2, dtype=torch.complex64).conj())
     with pytest.raises(errors.UnsupportedError, match="to_dense"):
@@ -84,3 +89,21 @@ def test_refused() -> None:
         kernel(torch.zeros(2), y=1)
     with pytest.raises(errors.ArgumentError, match=r"(?s)expected: a tvm_ffi.Function.*fix: +tvm_ffi.load_module"):
         customops.from_tvm_ffi(add_into)
+
+
+def test_errors_of_the_function() -> None:
+    def fails(x: Any, y: Any) -> None:
+        raise ValueError("of the kernel")
+
+    kernel = customops.from_tvm_ffi(tvm_ffi.convert(fails))
+    for _ in range(2):
+        with pytest.raises(ValueError, match="of the kernel"):
+            kernel(torch.zeros(2), torch.zeros(2))
+
+
+def test_a_tensor_that_requires_a_gradient() -> None:
+    same = customops.from_tvm_ffi(tvm_ffi.convert(lambda x: x))
+    x = torch.ones(2, requires_grad=True)
+    for given in (x, x * 1):
+        assert not same(given).requires_grad
+        assert same(given).data_ptr() == given.data_ptr()

@@ -65,6 +65,7 @@ def test_arrays_of_vectors() -> None:
 
 
 def test_refused(axpy_: Any) -> None:
+    axpy_(2.0, torch.zeros(3), torch.zeros(3))
     with pytest.raises(errors.UnsupportedError, match=r"(?s)argument: x.*torch.float32.*torch.float64.*x.to"):
         axpy_(2.0, torch.zeros(3).double(), torch.zeros(3))
     with pytest.raises(errors.UnsupportedError, match=r"(?s)takes no array here.*argument: a"):
