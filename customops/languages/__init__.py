@@ -74,7 +74,7 @@ def kernel(*$args, **$named):
                 {refuse_lazy}
                 $value = $fn({converted})
             except $Exception:
-                $explain($args, $named)
+                $explain(*$args, **$named)
                 raise
             return $value if $value is None else $back($value)
     return $find(*$args, **$named)(*$args, **$named)
@@ -115,7 +115,7 @@ class Arguments:
         source.fill(template, **holes)
         return _torch.dynamo.outside_dynamo(source.build(**objects))
 
-    def find(self, *args: Any, **named: Any) -> Any:
+    def find(self, /, *args: Any, **named: Any) -> Any:
         """The function for arguments of these types. What was wrapped gets the code of the first."""
         types = (*map(type, args), *((name, type(value)) for name, value in named.items()))
         if types in self.known:
@@ -124,7 +124,7 @@ class Arguments:
             problem, got = f"a function of {self.language} takes arguments by position only", ", ".join(named)
             raise ArgumentError(problem, op=name_of(self.fn), got=got)
         objects, same_types, lazy, converted = {**self.objects, "names": [*named]}, [], [], list[str]()
-        for i, (name, value) in enumerate(self.by_name(args, named)):
+        for i, (name, value) in enumerate(self.by_name(*args, **named)):
             convert, item = functools.partial(self.convert, name), f"${i}"
             same_types.append(f"$type({item}) is $type{i}")
             if self.as_is and isinstance(value, Tensor):
@@ -142,7 +142,7 @@ class Arguments:
             has_names="[*$named] == $names" if named else "not $named",
             take_apart=f"{names}= {'*$args, *$named.values()' if named else '$args'}" if names else "",
             same_types=" and ".join(same_types) or "True",
-            refuse_lazy=f"if {' or '.join(lazy)}:\n    $explain($args, $named)" if lazy else "",
+            refuse_lazy=f"if {' or '.join(lazy)}:\n    $explain(*$args, **$named)" if lazy else "",
             converted=converted,
         )
         if self.known.setdefault("first", known) is known:
@@ -150,13 +150,13 @@ class Arguments:
             self.kernel.__code__ = known.__code__  # last: another thread may be about to call it
         return known
 
-    def by_name(self, args: tuple[Any, ...], named: dict[str, Any]) -> list[tuple[str, Any]]:
+    def by_name(self, /, *args: Any, **named: Any) -> list[tuple[str, Any]]:
         names = [*self.names, *(f"argument {i}" for i in range(len(self.names), len(args)))]
         return [*zip(names, args, strict=False), *named.items()]
 
-    def explain(self, args: tuple[Any, ...], named: dict[str, Any]) -> None:
-        """Raise for the tensor that a call raised for, if it did for one."""
-        for name, value in self.by_name(args, named):
+    def explain(self, /, *args: Any, **named: Any) -> None:
+        """A call has raised: raise what is wrong with its tensors, if something is."""
+        for name, value in self.by_name(*args, **named):
             _each(functools.partial(self.convert, name), value)
 
     def plain(self, name: str, tensor: Tensor, devices: tuple[str, ...] = ()) -> Tensor:

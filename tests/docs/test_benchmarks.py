@@ -14,8 +14,8 @@ from helpers.versions import needs_torch
 pytestmark = pytest.mark.process
 
 
-#: Two of them need Triton.
-CASES = 63 if importlib.util.find_spec("triton") else 61
+#: Two more need Triton, and two TVM-FFI.
+CASES = 61 + 2 * sum(importlib.util.find_spec(package) is not None for package in ("triton", "tvm_ffi"))
 
 ROOT = Path(__file__).parents[2]
 

@@ -120,6 +120,11 @@ def test_a_wrong_tensor_for_a_language_that_takes_tensors(message: str) -> None:
         fn(torch.ones(2))
 
 
+def test_an_argument_called_self() -> None:
+    fn = wrapped(lambda **named: show(named["self"]))
+    assert fn(self=torch.ones(1)) == ("self", [1.0])
+
+
 def test_what_the_function_raises() -> None:
     fn = wrapped(lambda x, y: 1 / y)
     for _ in range(2):
