@@ -40,7 +40,8 @@ _BY_NAME = {"torch", "numpy", "triton", "customops", "typing_extensions", *sys.s
 _PLAIN = {type(None), type(...), bool, int, float, complex, str, bytes, slice, range}
 _PLAIN_OF_TORCH = (torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size, torch.Tag)
 #: Types whose objects are taken apart here; objects of their subclasses have a class and attributes besides.
-_BUILT_IN: tuple[type, ...] = (tuple, list, dict, set, frozenset, float, int, complex, str, bytes)
+_CONTAINERS: tuple[type, ...] = (tuple, list, dict, set, frozenset)
+_BUILT_IN: tuple[type, ...] = (*_CONTAINERS, float, int, complex, str, bytes)
 
 #: Names by which a function may come to anything.
 _ANYTHING = frozenset(
@@ -66,8 +67,13 @@ def fingerprint(names: set[str]) -> str | None:
     living = [(op, found) for op in list(ops) if (found := op._names_in_graphs())]
     if names.isdisjoint(name for _, found in living for name in found):
         return None
-    parts = sorted(f"{found} {of_values(op._traced(), found[0])}" for op, found in living)
-    return hashlib.sha256("".join([_package(), *parts]).encode()).hexdigest()
+    walk = _Walk()  # one for all ops: what many of them use is taken apart once
+    walk._text(_package())
+    for found, op in sorted([(found, op) for op, found in living], key=lambda pair: pair[0]):
+        walk._text(str(found))
+        for value in op._traced():
+            walk.add_or_log(value, of=found[0])
+    return walk.hash.hexdigest()
 
 
 @functools.cache
@@ -88,21 +94,9 @@ _told: set[str] = set()
 
 def of_values(values: Iterable[Any], of: str = "a function") -> str:
     """One digest for functions and other values, in their order. `of`: the op, for the log."""
-    return hashlib.sha256("".join(_of_value(value, of) for value in values).encode()).hexdigest()
-
-
-def _of_value(value: Any, of: str = "a function") -> str:
     walk = _Walk()
-    try:
-        walk.add(value)
-    except _Undigestible as reason:
-        code = walk.function and walk.function.__code__
-        where = f"{code.co_filename}:{code.co_firstlineno}: " if code else ""
-        text = f"{of}: the caches on disk keep no graph with ops of customops: {where}{reason}"
-        if text not in _told:
-            _told.add(text)
-            log.debug(text)
-        return os.urandom(16).hex()
+    for value in values:
+        walk.add_or_log(value, of)
     return walk.hash.hexdigest()
 
 
@@ -115,6 +109,21 @@ class _Walk:
         self.kept: list[Any] = []  # an id is one of a living object
         self.used: set[tuple[int, str, int]] = set()  # modules, by their names and the functions that use them
         self.function: types.FunctionType | None = None  # the innermost that is taken apart
+        self.most = _MOST
+
+    def add_or_log(self, value: Any, of: str) -> None:
+        """Add a value, or what is another each time if it cannot be digested, which is logged once."""
+        self.most = len(self.kept) + _MOST
+        try:
+            self.add(value)
+        except _Undigestible as reason:
+            code, self.function = self.function and self.function.__code__, None
+            where = f"{code.co_filename}:{code.co_firstlineno}: " if code else ""
+            text = f"{of}: the caches on disk keep no graph with ops of customops: {where}{reason}"
+            if text not in _told:
+                _told.add(text)
+                log.debug(text)
+            self._text(os.urandom(16).hex())
 
     def add(self, value: Any) -> None:
         if type(value) in _PLAIN:
@@ -123,12 +132,15 @@ class _Walk:
         if id(value) in self.seen:
             self._text(f"again {self.seen[id(value)]}")
             return
-        if len(self.kept) > _MOST:
+        if len(self.kept) > self.most:
             raise _Undigestible(f"it reaches more than {_MOST} values")
         if value is sys.modules:
             raise _Undigestible("sys.modules may be used")
         self.seen[id(value)] = len(self.kept)
         self.kept.append(value)
+        if type(value) in _CONTAINERS:
+            self._add_built_in(value)
+            return
         name, parts = _name_of(value), _torch.dynamo.parts_of(value)
         if parts is not None:
             self._all("triton kernel", parts)
@@ -137,12 +149,7 @@ class _Walk:
         elif isinstance(value, types.FunctionType):
             self._add_function(value)
         elif isinstance(value, types.CodeType):
-            code = value
-            self._text(f"code {code.co_argcount} {code.co_posonlyargcount} {code.co_kwonlyargcount} {code.co_flags}")
-            self.add(code.co_code)
-            for names in (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars):
-                self._all("names", names)
-            self._all("constants", code.co_consts)
+            self._text(_of_code(value))
         elif (taken_apart := next((each for each in _TAKEN_APART if isinstance(value, each[0])), None)) is not None:
             self._all(taken_apart[1], taken_apart[2](value))
         elif isinstance(value, (types.MemberDescriptorType, types.GetSetDescriptorType)):  # of a class with slots
@@ -179,7 +186,7 @@ class _Walk:
         elif isinstance(value, dict):
             self._all("dict", (item for pair in value.items() for item in pair))
         elif isinstance(value, (set, frozenset)):
-            self._all("set", sorted(map(_of_value, value)))
+            self._all("set", sorted(of_values([each]) for each in value))
         else:
             base: Any = next(cls for cls in _BUILT_IN if isinstance(value, cls))
             self._text(base.__repr__(value))
@@ -252,6 +259,15 @@ class _Walk:
         for attribute in sorted(attributes - {None}):
             self._text(attribute)
             self._add_used(_attribute_of(value, attribute), attribute, uses)
+
+
+@functools.lru_cache(maxsize=4096)
+def _of_code(code: types.CodeType) -> str:
+    """The digest of bytecode and constants, which never change: each compilation asks for those of all ops."""
+    walk = _Walk()
+    walk.add((code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags, code.co_code))
+    walk.add((code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars, code.co_consts))
+    return walk.hash.hexdigest()
 
 
 #: The size of an object that has nothing but a ``__dict__``.
