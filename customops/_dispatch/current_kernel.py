@@ -78,6 +78,10 @@ def _tell_all() -> None:
         observable.look_for_observers()
 
 
+def is_observed() -> bool:
+    return bool(_observers)
+
+
 def observed_call(op: Any, fn: Fn) -> Fn:
     """`fn`, or what observers put around it."""
     for observer in _observers:

@@ -23,7 +23,7 @@ from customops._codegen.lowering import Lowering
 from customops._describe import Described
 from customops._dispatch import fingerprint, names
 from customops._dispatch.callbacks import Fn, bind_kernel
-from customops._dispatch.current_kernel import add_observable, observed_call, remove_observable
+from customops._dispatch.current_kernel import add_observable, is_observed, observed_call, remove_observable
 from customops._dispatch.names import Name, check_devices, device_list
 from customops._dispatch.operator import OperatorHandle, OpSpec, Options, remove
 from customops._dispatch.registrations import Registration, Undo, lock, nothing
@@ -351,10 +351,13 @@ class CustomOpDef(Described[P], Register[P, R]):
         """Compute what a call of this object runs: the C++ function, unless a rule or an observer comes before it."""
         if self._declaration is not None:
             return
+        operator = self._definition
+        if operator.removed is None and operator.has_own_rules and operator.schema.is_of_tensors:
+            _torch.library.dispatch_objects(self._opoverload, enabled=not is_observed())
         entry = _torch.library.entry_of(self._opoverload)
-        guarded = self._rules.autograd.call_guard(entry) if self._definition.removed is None else entry
+        guarded = self._rules.autograd.call_guard(entry) if operator.removed is None else entry
         self._entry = observed_call(self, guarded)
-        if self._definition.removed is None and names.waits(self._definition.name.namespace):
+        if operator.removed is None and names.waits(operator.name.namespace):
             self._entry = functools.partial(self._first_call, self._entry)
 
     look_for_observers = _compute_entry

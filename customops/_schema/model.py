@@ -216,6 +216,13 @@ class Schema:
         """Does it mutate nothing, and return something, in memory of its own?"""
         return bool(self.returns) and not self.mutated and not self.is_view
 
+    @property
+    def is_of_tensors(self) -> bool:
+        """Are all arguments tensors or lists of them, by position, all returns tensors, and none of these a view?"""
+        types = {argument.type for argument in self.positional}
+        returns = {ret.type for ret in self.returns}
+        return types <= {"Tensor", "Tensor[]"} and returns <= {"Tensor"} and not (self.keyword_only or self.is_view)
+
     @cached_property
     def is_differentiable(self) -> bool:
         """Can it have a formula? Of ops that return a view only those that view a single tensor can."""
