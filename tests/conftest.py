@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import logging
 import os
 import sys
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers import warm
 from helpers.functions import double_fn
 from torch.library import Library
 
@@ -25,8 +27,12 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     # Inductor compiles a program to ask which vector instructions there are, in each directory of caches.
     os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "0")
+    # Else pytest's handlers have torch write its structured log, at a tenth of the time of each compilation.
+    trace, add = logging.getLogger("torch.__trace"), logging.Logger.addHandler
+    trace.addHandler = lambda given: None if type(given).__module__.startswith("_pytest.") else add(trace, given)
     # Workers share the cores, and sums split over threads need not repeat to the last bit.
     torch.set_num_threads(1)
+    warm.begin()
 
 
 def pytest_collection_finish() -> None:

@@ -6,13 +6,13 @@ import ast
 import inspect
 import itertools
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import torch
+from helpers.warm import PYTHON
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 from torch.utils.checkpoint import checkpoint
@@ -490,7 +490,7 @@ def test_names_of_arguments_that_may_be_left_out(registry: Registry, ns: str) ->
 
 
 def test_results_of_the_benchmark_agree() -> None:
-    command = [sys.executable, "benchmarks/node_overhead.py", "--check"]
+    command = [PYTHON, "benchmarks/node_overhead.py", "--check"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, encoding="utf-8")
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout == "6 layouts: the results agree\n"

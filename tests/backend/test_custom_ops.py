@@ -17,7 +17,7 @@ from customops.backend import get_backend
 pytestmark = pytest.mark.process
 
 
-on_device = isolated(register, imports=["torch._dynamo"])
+on_device = isolated(register, imports=["torch._inductor.compile_fx"])
 
 
 def define(name: str, **options):

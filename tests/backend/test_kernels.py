@@ -15,7 +15,7 @@ from customops.backend import BackendError, get_backend
 pytestmark = pytest.mark.process
 
 
-on_device = isolated(register, imports=["torch._dynamo"])
+on_device = isolated(register, imports=["torch._inductor.compile_fx"])
 
 
 # Kernels ----------------------------------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ def register() -> None:
     runpy.run_path(str(EXAMPLES / "numpy_device.py"))["make_device"]()
 
 
-on_device = isolated(register, imports=["torch._dynamo"])
+on_device = isolated(register, imports=["torch._inductor.compile_fx"])
 
 
 Loss = Callable[[nn.Module, Tensor], Tensor]

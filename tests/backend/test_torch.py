@@ -27,7 +27,7 @@ from customops.testing import run_isolated
 pytestmark = pytest.mark.process
 
 
-on_device = isolated(register, imports=["torch._dynamo"])
+on_device = isolated(register, imports=["torch._inductor.compile_fx"])
 alone = isolated()
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import pickle
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
 
 import pytest
 import torch
+from helpers.warm import PYTHON
 
 from customops.checking import Failure, Report, Result
 from customops.errors import CheckError, OpCheckError
@@ -186,8 +186,8 @@ ops = runpy.run_path({str(tmp_path / "reported_ops.py")!r})
 report = customops.check(ops["scaled"], [(torch.randn(3, 4), [torch.ones(2)])], only="test_faketensor")
 report.failures[0].save_script({str(tmp_path / "script.py")!r})
 """
-    subprocess.run([sys.executable, "-c", program], check=True)
-    shown = subprocess.run([sys.executable, str(tmp_path / "script.py")], capture_output=True, text=True)
+    subprocess.run([PYTHON, "-c", program], check=True)
+    shown = subprocess.run([PYTHON, str(tmp_path / "script.py")], capture_output=True, text=True)
     assert shown.returncode == 1
     assert "Stride mismatch" in shown.stderr
 
@@ -201,8 +201,8 @@ ops = runpy.run_path({str(tmp_path / "reported_ops.py")!r})
 report = customops.check(ops["scaled"], [(torch.randn(3, 4), [torch.ones(2)])])
 report.failures[0].save_script({str(tmp_path / "script.py")!r})
 """
-    subprocess.run([sys.executable, "-c", program], check=True)
-    shown = subprocess.run([sys.executable, str(tmp_path / "script.py")], capture_output=True, text=True)
+    subprocess.run([PYTHON, "-c", program], check=True)
+    shown = subprocess.run([PYTHON, str(tmp_path / "script.py")], capture_output=True, text=True)
     assert shown.returncode == 1
     assert shown.stderr.rstrip().endswith("ValueError: no such thing")
 

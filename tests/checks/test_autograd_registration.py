@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.libraries import Ops
+from helpers.warm import PYTHON
 
 from customops.checks import NotExercised, autograd_registration_check
 from customops.errors import CheckError
@@ -146,5 +146,5 @@ except AssertionError as error:
 @pytest.mark.process
 def test_a_device_of_ones_own() -> None:
     root = Path(__file__).parents[2]
-    run = subprocess.run([sys.executable, "-c", PRIVATEUSE1], cwd=root, capture_output=True, text=True)
+    run = subprocess.run([PYTHON, "-c", PRIVATEUSE1], cwd=root, capture_output=True, text=True)
     assert run.stdout == "found\n", run.stderr

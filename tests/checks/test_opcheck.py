@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import pytest
 import torch
 from helpers.libraries import Ops
 from helpers.opchecks import SUCCESS, aten
+from helpers.warm import PYTHON
 
 import customops
 from customops import Registry, legacy
@@ -255,7 +255,7 @@ results = opcheck(f, (torch.randn(3),), test_utils="ALL")
 print(json.dumps([early, list(results.values()), sorted(sys.modules)]))
 """
     root = Path(__file__).parents[2]
-    run = subprocess.run([sys.executable, "-W", "error", "-c", script], cwd=root, capture_output=True, text=True)
+    run = subprocess.run([PYTHON, "-W", "error", "-c", script], cwd=root, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     early, results, modules = json.loads(run.stdout)
     assert not early, "dynamo is loaded when the AOT check runs, not before"
@@ -341,7 +341,7 @@ def test_type():
 @pytest.mark.process
 def test_a_failure_under_pytest_is_short(tmp_path: Path, ns: str) -> None:
     (tmp_path / "test_them.py").write_text(FAILURES.replace("{ns}", ns))
-    command = [sys.executable, "-m", "pytest", "test_them.py", "-p", "no:cacheprovider", "--no-header", "-rN"]
+    command = [PYTHON, "-m", "pytest", "test_them.py", "-p", "no:cacheprovider", "--no-header", "-rN"]
     run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     parts = re.split(r"_{5,} (test_\w+) _{5,}\n", run.stdout)
     printed = dict(zip(parts[1::2], parts[2::2], strict=True))

@@ -204,9 +204,10 @@ def test_op_tests(program: Path) -> None:
 
 def register() -> None:
     register_backend("npy")
+    importlib.import_module("torch.testing._internal.common_methods_invocations")  # once, and not in each fork
 
 
-on_device = isolated(register, imports=["torch.testing._internal.common_methods_invocations"])
+on_device = isolated(register)
 
 
 def score_of(op: str, **options) -> coverage.Score:

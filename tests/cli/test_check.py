@@ -17,6 +17,7 @@ import torch
 from expecttest import assert_expected_inline
 from helpers.command_line import BARE, BROKEN, GOOD, RAISING, Command, Result, in_shell, write
 from helpers.functions import BELOW_DECORATOR
+from helpers.warm import PYTHON
 
 import customops
 from customops._cli import check as checking_command
@@ -224,7 +225,7 @@ def test_files_for_other_programs(check: Command, here: Path) -> None:
     (program,) = Path("programs").iterdir()
     assert f"wrote {program}" in out
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(here), *sys.path])}
-    done = subprocess.run([sys.executable, program], capture_output=True, text=True, env=environment, check=False)
+    done = subprocess.run([PYTHON, program], capture_output=True, text=True, env=environment, check=False)
     assert "CheckError" in done.stderr
 
 

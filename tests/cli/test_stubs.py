@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from expecttest import assert_expected_inline
+from helpers.warm import PYTHON
 
 import customops
 from customops._cli import main as command
@@ -76,7 +77,7 @@ def write(name: str, *parts: str) -> str:
 
 
 def run_tool(*arguments: str) -> Result:
-    run = subprocess.run([sys.executable, "-m", *arguments], capture_output=True, text=True, timeout=600)
+    run = subprocess.run([PYTHON, "-m", *arguments], capture_output=True, text=True, timeout=600)
     return Result(run.returncode, run.stdout, run.stderr)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.generated_kernels import ROOT, plus, value
+from helpers.warm import PYTHON
 from torch import Tensor
 from torch.library import Library
 
@@ -186,7 +187,7 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 op.register_kernel("cpu", lambda x: x)
 """
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", script],
+        [PYTHON, "-W", "ignore", "-c", script],
         env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"},
         capture_output=True,
         text=True,

@@ -6,7 +6,6 @@ import functools
 import gc
 import linecache
 import subprocess
-import sys
 import traceback
 from collections.abc import Callable
 from typing import Any
@@ -15,6 +14,7 @@ import pytest
 import torch
 from helpers.generated_kernels import ROOT, plus
 from helpers.processes import Program, run
+from helpers.warm import PYTHON
 from torch import Tensor
 
 import customops
@@ -166,7 +166,7 @@ for _ in range(2):
 print("def autograd" in op.explain_call(), "def kernel" in op.explain_call())
 """
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", script],
+        [PYTHON, "-W", "ignore", "-c", script],
         env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"},
         capture_output=True,
         text=True,

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from helpers.warm import PYTHON
 
 ROOT = Path(__file__).parents[2]
 
@@ -16,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.process
 def test_the_page_is_up_to_date() -> None:
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, ROOT / "docs" / "screens.py", "--check"]
+    command = [PYTHON, ROOT / "docs" / "screens.py", "--check"]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert done.stdout == "screens.md is up to date\n", done.stderr
 

@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import traceback
 import warnings
 from collections.abc import Callable
@@ -18,6 +17,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
+
+from helpers.warm import PYTHON
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "cpp_device"
@@ -43,7 +44,7 @@ def python(*arguments: Any) -> subprocess.CompletedProcess[str]:
         [str(ROOT), str(ROOT / "tests"), str(EXAMPLE), *filter(None, [os.environ.get("PYTHONPATH")])]
     )
     code = [] if Path(str(arguments[0])).is_file() else ["-c"]
-    command = [sys.executable, *code, *map(str, arguments)]
+    command = [PYTHON, *code, *map(str, arguments)]
     env = {**os.environ, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": ""}  # torch has one accelerator
     run = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
     assert run.returncode == 0, run.stdout + run.stderr

@@ -3,30 +3,23 @@
 from __future__ import annotations
 
 import functools
-import importlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from customops.testing import Isolated, run_each_isolated
+from helpers import warm
 
 Test = Callable[[], Any]
-
-
-def prepare(setup: Test | None, imports: Sequence[str]) -> None:
-    if setup is not None:
-        setup()
-    for name in imports:
-        importlib.import_module(name)
 
 
 class isolated:
     """Decorator for the tests of one file: all of them run in forks of one fresh interpreter, after `setup`.
 
-    Modules that several of the tests import, and that take seconds, can be imported once, after `setup`: `imports`.
+    Modules that several of the tests import, and that take seconds, can be imported once: `imports`.
     """
 
     def __init__(self, setup: Test | None = None, imports: Sequence[str] = ()) -> None:
-        self.setup = setup if not imports else functools.partial(prepare, setup, imports)
+        self.setup, self.imports = setup, imports
         self.tests: list[Test] = []
         self.outcomes: list[Isolated] = []
 
@@ -37,7 +30,8 @@ class isolated:
         @functools.wraps(test)
         def run() -> None:
             if not self.outcomes:
-                self.outcomes = run_each_isolated(self.tests, setup=self.setup)
+                with warm.with_modules(*self.imports):
+                    self.outcomes = run_each_isolated(self.tests, setup=self.setup)
             self.outcomes[number].get()
 
         return run

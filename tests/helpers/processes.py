@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from customops.testing import run_each_isolated
+from helpers import warm
 
 
 class Program(NamedTuple):
@@ -22,18 +23,20 @@ class Program(NamedTuple):
 
 
 def outputs(programs: Sequence[Program], caches: Path) -> list[str]:
-    """What each of the programs printed. They are forks of one interpreter, which imports inductor once."""
+    """What each of the programs printed. They are forks of one interpreter that has inductor."""
     tasks = [functools.partial(run, program) for program in programs]
     environment = {"TORCHINDUCTOR_CACHE_DIR": str(caches), "TORCHINDUCTOR_COMPILE_THREADS": "1"}
-    found = run_each_isolated(tasks, setup=import_inductor, env=environment)
+    with warm.with_modules("torch._inductor.compile_fx"):
+        found = run_each_isolated(tasks, setup=set_up_inductor, env=environment)
     for each in found:
         each.get()
     return [each.stdout for each in found]
 
 
-def import_inductor() -> None:
+def set_up_inductor() -> None:
     import torch._inductor.compile_fx  # noqa: PLC0415
 
+    torch._inductor.config.compile_threads = 1
     torch._inductor.config.cpp.simdlen = 1  # else each compiles a program to see which vector instructions there are
 
 

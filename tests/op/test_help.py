@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import pytest
 import torch
+from helpers.warm import PYTHON
 from torch import Tensor
 
 import customops
@@ -164,7 +165,7 @@ def test_an_op_in_a_class_is_compiled(registry: Registry, ns: str) -> None:
 @pytest.mark.parametrize("name", ["right", "untyped"])
 def test_what_type_checkers_take_for_right_is_right(name: str) -> None:
     """mypy has no error in these files (`make typecheck`), and customops neither."""
-    command = [sys.executable, "-W", "ignore::UserWarning", str(CORPUS / f"{name}.py")]
+    command = [PYTHON, "-W", "ignore::UserWarning", str(CORPUS / f"{name}.py")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 

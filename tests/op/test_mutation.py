@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, List, Optional
@@ -11,6 +10,7 @@ from typing import Any, List, Optional
 import numpy as np
 import pytest
 import torch
+from helpers.warm import PYTHON
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing import assert_close
@@ -226,7 +226,7 @@ f = customops.custom_op("{ns}::f", f.__wrapped__, mutates_args={options})
 {call}
 print("done")
 """
-    done = subprocess.run([sys.executable, "-W", "error", "-c", script], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([PYTHON, "-W", "error", "-c", script], capture_output=True, text=True, timeout=120)
     assert (done.stdout, done.stderr) == ("done\n", "")
 
 

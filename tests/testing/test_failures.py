@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from helpers.damaged import damaged
+from helpers.warm import PYTHON
 
 from customops.testing import (
     DEFAULT_TEST_UTILS,
@@ -269,7 +270,7 @@ for k in range(30):
 @pytest.mark.process
 @pytest.mark.parity(92)
 def test_processes_lose_nothing(path: Path) -> None:
-    command = [sys.executable, "-c", WRITER, str(path)]
+    command = [PYTHON, "-c", WRITER, str(path)]
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "cwd": ROOT}
     writers = [subprocess.Popen([*command, str(i)], **pipes) for i in range(3)]
     for writer in writers:

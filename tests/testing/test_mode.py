@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.warm import PYTHON
 from torch._subclasses import FakeTensorMode
 
 import customops
@@ -390,7 +390,7 @@ print([name for name in ("pytest", "expecttest", "torch.testing._internal.common
 @pytest.mark.process
 @pytest.mark.parity(86)
 def test_no_test_dependency_is_imported() -> None:
-    run = subprocess.run([sys.executable, "-c", LIGHT], cwd=ROOT, check=True, capture_output=True, text=True)
+    run = subprocess.run([PYTHON, "-c", LIGHT], cwd=ROOT, check=True, capture_output=True, text=True)
     assert run.stdout == "[]\n"
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from helpers.warm import PYTHON
 
 from customops.checks import schema_check
 from customops.testing import OpCheckError, OpCheckMode, generate_repro
@@ -119,7 +119,7 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> str:
 def test_script_reproduces(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     message = failing(monkeypatch)
     script = message[message.index("# ====") :]
-    run = subprocess.run([sys.executable, "-c", DEFINE + script], cwd=ROOT, capture_output=True, text=True)
+    run = subprocess.run([PYTHON, "-c", DEFINE + script], cwd=ROOT, capture_output=True, text=True)
     assert run.returncode == 1
     assert "OpCheckError" in run.stderr
     assert "Argument x is not defined as mutable but was mutated" in run.stderr

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import shutil
 import subprocess
-import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ import torch
 from helpers.functions import double_fn
 from helpers.interop import product_fn, scale_fn
 from helpers.tensors import leaf, slope
+from helpers.warm import PYTHON
 from torch import Tensor
 from torch._library.utils import has_fake_kernel
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -32,7 +32,7 @@ ROOT = Path(__file__).parents[2]
 def run(script: str, *paths: Path) -> str:
     """Run a script in a fresh interpreter and return what it prints; a crash fails the test."""
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(script)],
+        [PYTHON, "-W", "ignore", "-c", textwrap.dedent(script)],
         cwd=ROOT,
         env={"PYTHONPATH": ":".join(map(str, [ROOT, *paths])), "PATH": "/usr/bin:/bin"},
         capture_output=True,

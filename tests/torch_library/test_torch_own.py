@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.tensors import leaf
+from helpers.warm import PYTHON
 from torch import Tensor
 from torch._C import FunctionSchema, parse_schema
 from torch._library import opaque_object
@@ -393,9 +394,7 @@ def run(*scripts: str) -> None:
     """Run scripts in a fresh interpreter: a process has one private-use backend, for good."""
     # os._exit skips the shutdown of the interpreter, in which torch may abort while threads of a backward run.
     script = "\n".join([*map(textwrap.dedent, scripts), "import os, sys", "sys.stderr.flush()", "os._exit(0)"])
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", script], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    done = subprocess.run([PYTHON, "-W", "error", "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
 

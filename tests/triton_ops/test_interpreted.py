@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.isolated import isolated
+from helpers.warm import PYTHON
 from torch import Tensor
 from torch.nn.functional import rms_norm as rms_norm_of_torch
 
@@ -28,9 +28,10 @@ def setup() -> None:
     global ops
     os.environ["TRITON_INTERPRET"] = "1"
     ops = importlib.import_module("helpers.triton_ops")
+    importlib.import_module("torch._dynamo")  # once, and not in each fork
 
 
-interpreted = isolated(setup, imports=["torch._dynamo"])
+interpreted = isolated(setup)
 
 
 @pytest.fixture(autouse=True)
@@ -189,7 +190,7 @@ def in_process(*arguments: str) -> str:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     folders = [str(EXAMPLE.parents[1]), str(EXAMPLE.parents[1] / "tests"), os.environ.get("PYTHONPATH", "")]
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, folders))
-    command = [sys.executable, *arguments]
+    command = [PYTHON, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

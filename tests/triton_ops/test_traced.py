@@ -10,13 +10,13 @@ import functools
 import importlib.util
 import os
 import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from helpers.isolated import isolated
+from helpers.warm import PYTHON
 from torch import Tensor
 from torch._dynamo.backends.common import aot_autograd
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -337,6 +337,6 @@ def test_caches_tell_kernels_apart(other_source: Any) -> None:
     found = []
     for folder in (f"{tests}/..", f"{tests}/..", other_source):
         script = f"import sys; sys.path.insert(0, {str(folder)!r})\n{_DIGEST}"
-        run = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
+        run = subprocess.run([PYTHON, "-c", script], check=True, capture_output=True, text=True)
         found.append(run.stdout)
     assert found[0] == found[1] != found[2]
