@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import traceback
 import warnings
 from collections.abc import Callable
@@ -60,7 +61,7 @@ def main(build: str) -> None:
     importlib.import_module("torch._dynamo")
     assert_close(torch.zeros(1), torch.zeros(1))
     outcomes = {name: outcome(check) for name, check in CHECKS.items()}
-    Path(build, "outcomes.json").write_text(json.dumps(outcomes))
+    Path(build, f"{Path(sys.argv[0]).stem}.json").write_text(json.dumps(outcomes))
 
 
 def outcome(check: Callable[[], None]) -> str:
