@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import json
 import re
 import subprocess
@@ -285,7 +286,9 @@ def load(path: Path) -> Module:
     return Module(module_name(path), source, is_package=path.name == "__init__.py")
 
 
-MODULES = {module_name(path): load(path) for path in sorted(PACKAGE.rglob("*.py"))}
+@functools.cache
+def modules() -> dict[str, Module]:
+    return {module_name(path): load(path) for path in sorted(PACKAGE.rglob("*.py"))}
 
 
 PLUGIN_MODULES = {path.stem: Module(path.stem, path.read_text(encoding="utf-8")) for path in PLUGIN.glob("*.py")}
@@ -293,29 +296,29 @@ PLUGIN_MODULES = {path.stem: Module(path.stem, path.read_text(encoding="utf-8"))
 
 def findings(look: Callable[[Module], list[str]]) -> list[str]:
     """What is found in any module, with its name."""
-    return [f"{name}: {finding}" for name, module in MODULES.items() for finding in look(module)]
+    return [f"{name}: {finding}" for name, module in modules().items() for finding in look(module)]
 
 
 # -- the rules ---------------------------------------------------------------------------------
 
 
 def test_there_is_a_package() -> None:
-    assert MODULES
+    assert modules()
     assert (PACKAGE / "py.typed").exists()
 
 
 def test_every_module_has_a_room() -> None:
-    assert {room(name) for name in MODULES} == set(ROOMS)
+    assert {room(name) for name in modules()} == set(ROOMS)
 
 
 def test_imports_point_to_earlier_rooms() -> None:
-    assert findings(lambda module: module.upward_imports(MODULES)) == []
+    assert findings(lambda module: module.upward_imports(modules())) == []
 
 
 def test_imports_go_in_no_circle() -> None:
     graph = {
-        name: {target for _, target in module.targets(MODULES) if target != room(name)}
-        for name, module in MODULES.items()
+        name: {target for _, target in module.targets(modules()) if target != room(name)}
+        for name, module in modules().items()
         if name != "__init__"
     }
     list(TopologicalSorter(graph).static_order())  # raises CycleError, with the circle
@@ -326,7 +329,7 @@ def test_private_torch_names_live_in_one_package() -> None:
 
 
 def test_private_attributes_of_torch_are_read_in_one_package() -> None:
-    ours = set().union(*(module.given for module in MODULES.values()))
+    ours = set().union(*(module.given for module in modules().values()))
     assert findings(lambda module: module.private_attributes(TORCHS_ATTRIBUTES - ours)) == []
 
 
@@ -341,16 +344,16 @@ def test_nothing_builds_on_what_it_replaces() -> None:
 
 
 def test_modules_fit_one_sitting() -> None:
-    lengths = {name: len(module.source.splitlines()) for name, module in MODULES.items()}
+    lengths = {name: len(module.source.splitlines()) for name, module in modules().items()}
     assert {name: lines for name, lines in lengths.items() if lines > MAX_LINES} == {}
 
 
 def test_modules_are_named_after_what_they_do() -> None:
-    assert [name for name in MODULES if name.rpartition(".")[2].strip("_") in ("util", "utils")] == []
+    assert [name for name in modules() if name.rpartition(".")[2].strip("_") in ("util", "utils")] == []
 
 
 def test_folders_say_what_lives_in_them() -> None:
-    folders = [module for module in MODULES.values() if module.is_package]
+    folders = [module for module in modules().values() if module.is_package]
     assert [module.name for module in folders if not ast.get_docstring(ast.parse(module.source))] == []
 
 
@@ -384,7 +387,7 @@ def test_the_plugin_is_held_to_the_rules() -> None:
         for name, module in PLUGIN_MODULES.items()
     }
     assert {name: said for name, said in found.items() if said} == {}
-    assert not [name for name, module in MODULES.items() for i in module.imports if "customops_pytest" in i.target]
+    assert not [name for name, module in modules().items() for i in module.imports if "customops_pytest" in i.target]
 
 
 # -- the detectors themselves ------------------------------------------------------------------
