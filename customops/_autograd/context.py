@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from customops import _torch
-from customops._autograd.layout import Formula, Layout
+from customops._autograd.layout import Formula, Layout, NoTensors
 from customops._dispatch.callbacks import filler
 from customops._dispatch.random_states import RandomStates
 from customops._schema.model import Schema, is_differentiable
@@ -139,12 +139,6 @@ class _Untracked(NamedTuple):
     saved: frozenset[int]
     saved_for_forward: frozenset[int]
     attributes: frozenset[str]
-
-
-class NoTensors(tuple[Any, ...]):
-    """What is kept on a ctx, and is known to hold no tensors."""
-
-    __slots__ = ()
 
 
 #: Types of what is kept on a ctx most often, beside tensors.

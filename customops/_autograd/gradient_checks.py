@@ -9,12 +9,12 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any
 
 from torch import Tensor
 
 from customops import _torch
-from customops._autograd.layout import Layout
+from customops._autograd.layout import LEFT_OUT, Layout
 from customops._dispatch.callbacks import Fn
 from customops._dispatch.results import CheckPolicy
 from customops.errors import AutogradError, where
@@ -23,21 +23,15 @@ from customops.errors import AutogradError, where
 #: these for a list of tensors; LEFT_OUT for an input that a call has left at its default.
 Expected = Any
 
-LEFT_OUT: Final = "left out"
-
 
 class GradientCheck:
     """Are the gradients of a formula compared with its inputs? With check="first", until they fit as they are."""
 
-    __slots__ = ("is_on", "once")
+    __slots__ = ("is_on", "when")
 
     def __init__(self, when: CheckPolicy) -> None:
-        self.is_on = when != "never"
-        self.once = when == "first"
-
-    def was_right(self) -> None:
-        if self.once:
-            self.is_on = False
+        self.is_on = True  # counts with "first"
+        self.when = when
 
 
 class InputGradients:
@@ -105,7 +99,7 @@ class InputGradients:
                 flat.append(self._fitted(gradient, None if like is LEFT_OUT else like, name, none_allowed))
                 given.append(gradient)
         if all(map(operator.is_, flat, given)):
-            self.compares.was_right()
+            self.compares.is_on = False
         return flat
 
     def _fitted(self, gradient: Any, expected: Expected, name: str, none_allowed: bool) -> Any:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, Final, NamedTuple, TypedDict
 
 import torch
 
@@ -68,7 +69,7 @@ class NodeInput(NamedTuple):
     may_be_left_out: bool  # by a call
     may_be_none: bool  # a list that is None is one flat input
     place: str  # among the flat inputs: an index, or for a list a slice
-    needs: str  # its entry in `needs_input_grad`
+    needs: str  # in `forward`: is a gradient wanted? For a list, the flags of its items
     given: str  # what the op or a callback is given: lists are new ones, as the dispatcher makes them
     grad: str  # in `backward`: its gradient
     like: str  # in `backward`: what that is to be like
@@ -144,7 +145,7 @@ class Layout:
             name, variable, place = argument.name, argument.variable, f"{start} + {count}" if start and count else start
             may_be_left_out = argument.has_default and (argument.kwarg_only or i >= self.always)
             may_be_none = may_be_left_out or argument.type.endswith("?")
-            place, needs = place or str(count), f"$needs_{name}"
+            place = place or str(count)
             is_measured = argument.is_tensor_list and (i != self.order[-1] or may_be_none)
             if is_measured:
                 place += f":$end_{name}"
@@ -153,7 +154,8 @@ class Layout:
                 place += ":"
             else:
                 count += 1
-                needs = f"$needs[{place}]" if self.is_plain or self.differentiable[i] else "False"
+            needs = f"$needs[{place}]" if lists_in else f"$needs_{name}"
+            needs = needs if self.differentiable[i] else "False"
             given = f"$list({variable})" if "[" in argument.type else variable
             if given != variable and may_be_none:
                 given = f"(None if {variable} is None else {given})"
@@ -179,6 +181,41 @@ class Layout:
         if i >= self.returns:
             return self.operands[self.new_values[i - self.returns]].shown
         return f"return {i}" if len(self.outputs) > 1 else "the return"
+
+    def needs_input_grad(self) -> property:
+        """What is ``ctx.needs_input_grad`` to formulas; it is made of autograd's flags when one asks.
+
+        It has an entry for each positional argument that was passed, lists as lists; if there are keyword-only tensors,
+        for each positional one, and these.
+        """
+
+        def needs(ctx: Any) -> tuple[Any, ...]:
+            if ctx._customops_needs is not None:  # it was set
+                return tuple(ctx._customops_needs)
+            flags = ctx._customops_flags[len(self.head) :]
+            if self.is_plain:
+                return tuple(map(operator.and_, flags, self.differentiable))
+            likes = ctx._customops_expected
+            lengths = [len(like) if isinstance(like, list) else None for like in likes]
+            by_index = dict(zip(self.order, unflatten(flags, lengths), strict=True))
+            found = [
+                by_index[i] if has else [False] * len(by_index[i]) if isinstance(by_index[i], list) else False
+                for i, has in enumerate(self.differentiable)
+            ]
+            cuts = self.positional == len(found)
+            return tuple(found[: sum([like is not LEFT_OUT for like in likes])] if cuts else found)
+
+        return property(needs, lambda ctx, value: setattr(ctx, "_customops_needs", NoTensors(value)))
+
+
+#: Stands for what the gradient is to be like of an input that a call has left at its default.
+LEFT_OUT: Final = "left out"
+
+
+class NoTensors(tuple[Any, ...]):
+    """What is kept on a ctx, and is known to hold no tensors."""
+
+    __slots__ = ()
 
 
 #: How many flat values each value became, None for a value on its own.

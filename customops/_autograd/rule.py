@@ -305,11 +305,13 @@ def make_node(operator: OperatorHandle, layout: Layout, backward: Formula | None
     }
     name = "_".join(filter(None, operator.name))  # torch puts "Backward" after it
     marked = {key: staticmethod(_torch.dynamo.outside_dynamo(member)) for key, member in statics.items()}
-    function = type(name, (_torch.autograd.SingleLevelFunction,), marked)
+    function: Any = type(name, (_torch.autograd.SingleLevelFunction,), marked)
     context = _torch.autograd.context_class(function)
+    context.apply = function.backward  # what the engine calls; torch's own looks it up in each call
     context.set_materialize_grads = set_materialize_grads
+    context._customops_flags, context.needs_input_grad = context.needs_input_grad, layout.needs_input_grad()
     # Compiled autograd reads ctx through another object.
-    context._customops_zeros = context._customops_untracked = context._customops_graph = None
+    context._customops_zeros = context._customops_untracked = context._customops_graph = context._customops_needs = None
     context._customops_hooked, context._customops_links = False, ()
 
     def missing(ctx: Any, name: str) -> Any:
@@ -354,7 +356,8 @@ def _jvp(layout: Layout, op: str, formula: Formula) -> Fn:
     user_jvp, head = formula.fn, len(layout.head)
 
     def jvp(ctx: Any, *given: Any) -> Any:
-        flat, expected = given[head:], ctx._customops_expected
+        flat = given[head:]
+        expected = [None] * len(flat) if layout.is_plain else ctx._customops_expected
         lengths = [len(each) if isinstance(each, list) else None for each in expected]
         indices = layout.indices(len(expected))
         before = dict(zip(indices, unflatten(flat, lengths), strict=True))

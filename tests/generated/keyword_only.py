@@ -76,17 +76,9 @@ def apply(_kernel, x, **_named):
 # Autograd, forward
 def forward(_ctx, _kernel, _named, x):
     _result = _kernel(x, **_named)
-    _needs = _ctx.needs_input_grad[2:]
-    _ctx.needs_input_grad = (_needs[0],)
-    _kept = _ctx.__dict__
-    if '_customops_materialize' in _kept:
-        _finish(_ctx, (x,), (_result,))
-    if not _compares.is_on:
-        _kept['_customops_expected'] = (None,)
-    elif _type(_kernel) is _partial:
-        _kept['_customops_expected'] = (_metadata(x) if _needs[0] else None,)
-    else:
-        _kept['_customops_expected'] = (_facts(x) if _needs[0] else None,)
+    __, __, _needs_x, = _ctx._customops_flags
+    _like = _metadata if _type(_kernel) is _partial else _facts
+    _ctx._customops_expected = _NoTensors((_like(x) if _needs_x else None,))
     return _result
 
 # Autograd, backward
@@ -105,7 +97,6 @@ def backward(_ctx, *_grads):
         _grad_x, = _result
         _like_x, = _likes
         if ((_like_x is None or _like_x == (_grad_x.shape, _grad_x.dtype, _grad_x.device)) if _isinstance(_grad_x, _Tensor) else _grad_x is _like_x):
-            _was_right()
             return None, None, _grad_x
     _none_allowed = _any(grad is None for grad in _grads)
     return None, None, *_check(_result, _likes, none_allowed=_none_allowed)

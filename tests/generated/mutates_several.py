@@ -141,16 +141,9 @@ def forward(_ctx, _kernel, _outcome, *_flat):
     _outputs = _mutation.end(_ctx, _outcome, _inputs, (_result,), _dirty)
     x = _inputs[0]
     ys = _inputs[1]
-    _needs = _ctx.needs_input_grad[2:]
-    _needs_ys = _list(_needs[1:])
-    _ctx.needs_input_grad = (_needs[0], _needs_ys)
-    _kept = _ctx.__dict__
-    if '_customops_materialize' in _kept:
-        _finish(_ctx, _flat, _outputs)
-    if not _compares.is_on:
-        _kept['_customops_expected'] = (None, [None] * _len(ys))
-    else:
-        _kept['_customops_expected'] = (_metadata(x) if _needs[0] else None, [_metadata(x) if flag else None for x, flag in _zip(ys, _needs_ys)])
+    _needs = _ctx._customops_flags[2:]
+    _like = _metadata
+    _ctx._customops_expected = _NoTensors((_like(x) if _needs[0] else None, [_like(x) if flag else None for x, flag in _zip(ys, _needs[1:])]))
     return _mutation.flatten_outputs(_ctx, _outcome, _outputs)
 
 # Autograd, backward
@@ -174,7 +167,6 @@ def backward(_ctx, *_grads):
         if _grad_ys is None:
             _grad_ys = _none_for_each(_like_ys)
         if ((_like_x is None or _like_x == (_grad_x.shape, _grad_x.dtype, _grad_x.device)) if _isinstance(_grad_x, _Tensor) else _grad_x is _like_x) and _list_fits(_grad_ys, _like_ys):
-            _was_right()
             return None, None, _grad_x, *_grad_ys
     _none_allowed = _any(grad is None for grad in _grads)
     return None, None, *_check(_result, _likes, none_allowed=_none_allowed)
