@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from customops import _torch
-from customops._autograd.layout import Formula, Layout, NoTensors
+from customops._autograd.layout import Formula, Layout
 from customops._dispatch.callbacks import filler
 from customops._dispatch.random_states import RandomStates
 from customops._schema.model import Schema, is_differentiable
@@ -141,13 +141,19 @@ class _Untracked(NamedTuple):
     attributes: frozenset[str]
 
 
+class NoTensors(tuple[Any, ...]):
+    """What is kept on a ctx, and is known to hold no tensors."""
+
+    __slots__ = ()
+
+
 #: Types of what is kept on a ctx most often, beside tensors.
 HOLD_NO_TENSORS = frozenset(
     {NoTensors, RandomStates, int, float, bool, str, type(None), torch.Size, torch.dtype, torch.device}
 )
 
 
-class _Link(torch.autograd.Function):
+class _Link(_torch.autograd.SingleLevelFunction):
     """An empty tensor, linked to the autograd graph of the arguments."""
 
     @staticmethod

@@ -9,12 +9,13 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Final
 
 from torch import Tensor
 
 from customops import _torch
-from customops._autograd.layout import LEFT_OUT, Layout
+from customops._autograd.layout import Layout
 from customops._dispatch.callbacks import Fn
 from customops._dispatch.results import CheckPolicy
 from customops.errors import AutogradError, where
@@ -23,15 +24,15 @@ from customops.errors import AutogradError, where
 #: these for a list of tensors; LEFT_OUT for an input that a call has left at its default.
 Expected = Any
 
+LEFT_OUT: Final = "left out"
 
+
+@dataclass(slots=True)
 class GradientCheck:
     """Are the gradients of a formula compared with its inputs? With check="first", until they fit as they are."""
 
-    __slots__ = ("is_on", "when")
-
-    def __init__(self, when: CheckPolicy) -> None:
-        self.is_on = True  # counts with "first"
-        self.when = when
+    when: CheckPolicy
+    is_on: bool = True  #: counts with "first"
 
 
 class InputGradients:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Sequence
-from typing import Any, Final, NamedTuple, TypedDict
+from typing import Any, NamedTuple, TypedDict
 
 import torch
 
@@ -181,41 +180,6 @@ class Layout:
         if i >= self.returns:
             return self.operands[self.new_values[i - self.returns]].shown
         return f"return {i}" if len(self.outputs) > 1 else "the return"
-
-    def needs_input_grad(self) -> property:
-        """What is ``ctx.needs_input_grad`` to formulas; it is made of autograd's flags when one asks.
-
-        It has an entry for each positional argument that was passed, lists as lists; if there are keyword-only tensors,
-        for each positional one, and these.
-        """
-
-        def needs(ctx: Any) -> tuple[Any, ...]:
-            if ctx._customops_needs is not None:  # it was set
-                return tuple(ctx._customops_needs)
-            flags = ctx._customops_flags[len(self.head) :]
-            if self.is_plain:
-                return tuple(map(operator.and_, flags, self.differentiable))
-            likes = ctx._customops_expected
-            lengths = [len(like) if isinstance(like, list) else None for like in likes]
-            by_index = dict(zip(self.order, unflatten(flags, lengths), strict=True))
-            found = [
-                by_index[i] if has else [False] * len(by_index[i]) if isinstance(by_index[i], list) else False
-                for i, has in enumerate(self.differentiable)
-            ]
-            cuts = self.positional == len(found)
-            return tuple(found[: sum([like is not LEFT_OUT for like in likes])] if cuts else found)
-
-        return property(needs, lambda ctx, value: setattr(ctx, "_customops_needs", NoTensors(value)))
-
-
-#: Stands for what the gradient is to be like of an input that a call has left at its default.
-LEFT_OUT: Final = "left out"
-
-
-class NoTensors(tuple[Any, ...]):
-    """What is kept on a ctx, and is known to hold no tensors."""
-
-    __slots__ = ()
 
 
 #: How many flat values each value became, None for a value on its own.

@@ -15,6 +15,7 @@ from customops import _torch
 from customops._autograd.context import (
     HOLD_NO_TENSORS,
     Guarded,
+    NoTensors,
     OnceDifferentiable,
     Outputs,
     SetUp,
@@ -24,9 +25,9 @@ from customops._autograd.context import (
     may_be_differentiated,
     record_untracked,
 )
-from customops._autograd.gradient_checks import GradientCheck, InputGradients
+from customops._autograd.gradient_checks import LEFT_OUT, GradientCheck, InputGradients
 from customops._autograd.inplace import Mutation, Outcome, attach_graph
-from customops._autograd.layout import LEFT_OUT, Formula, Layout, NodeInput, NoTensors, flatten, unflatten
+from customops._autograd.layout import Formula, Layout, NodeInput, flatten, unflatten
 from customops._codegen.function import Source, as_tuple, emit_parameters
 from customops._dispatch.callbacks import Fn
 from customops._dispatch.random_states import RandomStates
@@ -111,10 +112,7 @@ def forward({parameters}):
     {run}
     {arrange_result}
     {end}
-    {expect_first}
-    {set_up}
-    {finish}
-    {expect}
+    {keep}
     {return_flat}
 """
 
@@ -182,10 +180,13 @@ def forward(
         return_flat = ["return $tuple($result)" if layout.list_outputs == (True,) else "return $result"]
 
     everything = f"(*{layout.flat}, *$named.values())" if layout.has_named else layout.flat
-    finish_call = [f"$finish($ctx, {layout.flat}, {outputs})"]
-    if finish.is_idle:  # unless setup_context has said something
-        finish_call = ["if '_customops_materialize' in $kept:", f"    {finish_call[0]}"] if set_up.callbacks else []
-    expect = _emit_expected(source, layout, compares)
+    keep = _emit_set_up(source, layout, set_up, for_jvp=finish.for_jvp) if set_up.callbacks else []
+    finish_call = f"$finish($ctx, {layout.flat}, {outputs})"
+    if not finish.is_idle:
+        keep.append(finish_call)
+    elif set_up.callbacks:  # setup_context may have said something
+        keep += ["if '_customops_materialize' in $kept:", f"    {finish_call}"]
+    expect = _emit_expected(source, layout, compares, is_seen=bool(set_up.callbacks))
     source.fill(
         _FORWARD,
         parameters=["$ctx", *layout.head, *layout.flat_parameters],
@@ -195,11 +196,8 @@ def forward(
         run=run,
         arrange_result=_emit_arrange_result(layout),
         end=end,
-        # Where there is more to it than autograd's flags, `needs_input_grad` is made of this, also in setup_context.
-        expect_first=[] if layout.is_plain else expect,
-        set_up=_emit_set_up(source, layout, set_up, for_jvp=finish.for_jvp) if set_up.callbacks else [],
-        finish=finish_call,
-        expect=expect if layout.is_plain else [],
+        # If a node is not plain, `needs_input_grad` is made of what is expected, also in setup_context.
+        keep=[*keep, *expect] if layout.is_plain else [*expect, *keep],
         return_flat=return_flat,
     )
     return source.build()
@@ -301,28 +299,27 @@ def _emit_set_up(source: Source, layout: Layout, set_up: SetUp, *, for_jvp: bool
         ]
     if set_up.once:
         lines.append(f"$ctx._customops_links = $links_to({layout.flat})")
-    return [*lines, "if $saved_tensors_hooks(True) is not None:", "    $ctx._customops_hooked = True"]
+    return [*lines, "if $ctx.to_save and $saved_tensors_hooks(True) is not None:", "    $ctx._customops_hooked = True"]
 
 
-def _emit_expected(source: Source, layout: Layout, compares: GradientCheck) -> list[str]:
-    """Lines that keep what the gradients of all inputs are to be like, in the order in which the node has them."""
-    nones = _expected(layout, compared=False)
+def _emit_expected(source: Source, layout: Layout, compares: GradientCheck, *, is_seen: bool) -> list[str]:
+    """Lines that keep what the gradients of all inputs are to be like, in the node's order; `is_seen`: by `set_up`."""
+    keep = f"$ctx._customops_expected = {'$NoTensors({})' if is_seen and not layout.is_plain else '{}'}"
+    nothing = [] if compares.when == "always" else [keep.format(_expected(layout, compared=False))]
     if compares.when == "never":
-        return [] if layout.is_plain else [f"$ctx._customops_expected = {nones}"]
-    flags = [*["$_"] * len(layout.head), *["$_" if x.needs == "False" else x.needs for x in layout.in_order]]
-    flags += ["*$needs_rest"] * layout.cuts_rest
+        return [] if layout.is_plain else nothing
+    names = ["$_" if each.needs == "False" else each.needs for each in layout.in_order]
+    flags = [*["$_"] * len(layout.head), *names, *["*$needs_rest"] * layout.cuts_rest]
     needs = f"$needs = $ctx._customops_flags[{len(layout.head)}:]"
     if not layout.has_lists:
         needs = f"{', '.join(flags)}, = $ctx._customops_flags"
     # A kernel that is called directly gets plain tensors, with shapes that can be compared; else it is a partial.
     like = "$metadata" if layout.schema.mutated else "$metadata if $type($kernel) is $partial else $facts"
     source.objects["has_gradient"] = layout.differentiable[layout.always :]
-    expected = [f"$like = {like}", f"$ctx._customops_expected = {_expected(layout, compared=True)}"]
-    lines = [needs, *expected] if any(layout.differentiable) else expected[1:]
-    if compares.when == "always":
-        return lines
-    indented = [f"    {line}" for line in lines]
-    return ["if $compares.is_on:", *indented, "else:", f"    $ctx._customops_expected = {nones}"]
+    lines = [*[needs, f"$like = {like}"] * any(layout.differentiable), keep.format(_expected(layout, compared=True))]
+    if nothing:
+        lines = ["if $compares.is_on:", *[f"    {line}" for line in lines], "else:", f"    {nothing[0]}"]
+    return lines
 
 
 def _expected(layout: Layout, *, compared: bool) -> str:
@@ -332,9 +329,9 @@ def _expected(layout: Layout, *, compared: bool) -> str:
         name, argument, expected = each.variable, each.argument, "None"
         wanted = compared and each.needs != "False"
         if argument.is_tensor_list:
-            expected = f"[None] * $len({name})"
-            if wanted:
-                expected = f"[$like(x) if flag else None for x, flag in $zip({name}, {each.needs})]"
+            some = f"[$like(x) if flag else None for x, flag in $zip({name}, {each.needs})]"
+            all_or_some = f"{some} if False in {each.needs} else [*$map($like, {name})]"
+            expected = all_or_some if wanted else f"[None] * $len({name})"
             expected = _if_given(each, expected)
         elif wanted:
             expected = f"$like({name}) if {each.needs} else None"
@@ -347,7 +344,7 @@ def _expected(layout: Layout, *, compared: bool) -> str:
         items.append(f"*($rest and [$like(x) if flag and has else None for x, flag, has in {flags}])")
     elif layout.cuts_rest:
         items.append("*(None,) * $len($rest)")
-    return as_tuple(items) if layout.is_plain else f"$NoTensors({as_tuple(items)})"
+    return as_tuple(items)
 
 
 # backward: the user's backward is called, and what it returns is compared with the inputs -----------------------------
@@ -360,11 +357,15 @@ def backward({parameters}):
     if $ctx._customops_hooked:
         $seen = $unpacked_once($ctx)
     {guard}
-    if $autocast_is_on():
-        $result = $call_without_autocast($fn, $seen, *$grads)
-    else:
-        $result = $fn($seen, *$grads)
-    {likes}
+    try:
+        if $autocast_is_on():
+            $result = $call_without_autocast($fn, $seen, *$grads)
+        else:
+            $result = $fn($seen, *$grads)
+    except $AttributeError as $error:
+        $ctx._customops_missing($error)
+        raise
+    $likes = {expected}
     if $type($result) is $tuple and $len($result) {count}:
         {take}
         if {fits}:
@@ -424,19 +425,18 @@ def backward(layout: Layout, op: str, formula: Formula, compares: GradientCheck)
         in_order = layout.inputs
         rest = count - layout.always
         nones, left_out = ", ".join(["None"] * rest), ", ".join(["$left_out"] * rest)
-        names = "".join([f"{each.like}, " for each in in_order])
-        take = [f"{grads}= (*$result, {nones})[:{count}]", f"{names}= (*$likes, {left_out})[:{count}]"]
+        likes = "".join([f"{each.like}, " for each in in_order])
+        take = [f"{grads}= (*$result, {nones})[:{count}]", f"{likes}= (*$likes, {left_out})[:{count}]"]
         flat = f"*{as_tuple([each.grad for each in in_order])}[:$len($likes)]"
     else:
         in_order = tuple(layout.in_order)
-        names = "".join([f"{each.like}, " for each in in_order])
-        take = [f"{grads}= $result", f"{names}= $likes"] if grads else []
+        likes = "".join([f"{each.like}, " for each in in_order])
+        take = [f"{grads}= $result", f"{likes}= $likes"] if grads else []
         flat = ", ".join(["*" * each.argument.is_tensor_list + each.grad for each in in_order])
-    likes = "$likes = $ctx._customops_expected"
-    if compares.when == "never" and layout.is_plain:  # nothing is kept
-        likes = f"$likes = (None,) * {count}"
-        if layout.cuts_rest:
-            likes = f"$likes = (None,) * ($len($ctx._customops_flags) - {len(layout.head)})"
+    expected = "$ctx._customops_expected"
+    if compares.when == "never" and layout.is_plain:  # nothing was kept
+        length = f"($len($ctx._customops_flags) - {len(layout.head)})" if layout.cuts_rest else count
+        expected = f"(None,) * {length}"
     fits = []
     for each in in_order:
         grad, like = each.grad, each.like
@@ -457,7 +457,7 @@ def backward(layout: Layout, op: str, formula: Formula, compares: GradientCheck)
         group=group,
         materialize=_MATERIALIZE if len(layout.outputs) != 1 or layout.has_outcome or returns_list else [],
         guard=[] if formula.once_differentiable else _GUARD,
-        likes=likes,
+        expected=expected,
         was_right="$compares.is_on = False" if compares.when == "first" else [],
         count=f"in ($len($likes), {count})" if layout.cuts_rest else f"== {count}",
         take=take,

@@ -16,11 +16,11 @@ from torch.autograd.graph import get_gradient_edge
 
 from customops import _torch
 from customops._autograd.context import (
+    NoTensors,
     flat_metadata,
     materialize_zeros,
     may_be_differentiated,
 )
-from customops._autograd.layout import NoTensors
 from customops._dispatch.callbacks import Fn, bind_kernel
 from customops._dispatch.operator import OperatorHandle
 from customops._dispatch.random_states import RandomStates, WatchDraws

@@ -157,5 +157,5 @@ def forward(_ctx, _kernel, _outcome, _named, x, y):
     y = _inputs[1]
     __, __, __, _needs_x, _needs_y, = _ctx._customops_flags
     _like = _metadata
-    _ctx._customops_expected = _NoTensors((_like(x) if _needs_x else None, _like(y) if _needs_y else None))
+    _ctx._customops_expected = (_like(x) if _needs_x else None, _like(y) if _needs_y else None)
     return _mutation.flatten_outputs(_ctx, _outcome, _outputs)

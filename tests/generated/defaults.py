@@ -83,10 +83,14 @@ def backward(_ctx, *_grads):
         _seen = _unpacked_once(_ctx)
     if _ctx._customops_untracked is not None and _may_be_differentiated():
         _seen = _guarded(_ctx, _op)
-    if _autocast_is_on():
-        _result = _call_without_autocast(_fn, _seen, *_grads)
-    else:
-        _result = _fn(_seen, *_grads)
+    try:
+        if _autocast_is_on():
+            _result = _call_without_autocast(_fn, _seen, *_grads)
+        else:
+            _result = _fn(_seen, *_grads)
+    except _AttributeError as _error:
+        _ctx._customops_missing(_error)
+        raise
     _likes = _ctx._customops_expected
     if _type(_result) is _tuple and _len(_result) in (_len(_likes), 3):
         _grad_x, _grad_by, _grad_n, = (*_result, None, None)[:3]

@@ -78,7 +78,7 @@ def forward(_ctx, _kernel, _named, x):
     _result = _kernel(x, **_named)
     __, __, _needs_x, = _ctx._customops_flags
     _like = _metadata if _type(_kernel) is _partial else _facts
-    _ctx._customops_expected = _NoTensors((_like(x) if _needs_x else None,))
+    _ctx._customops_expected = (_like(x) if _needs_x else None,)
     return _result
 
 # Autograd, backward
@@ -88,10 +88,14 @@ def backward(_ctx, *_grads):
         _seen = _unpacked_once(_ctx)
     if _ctx._customops_untracked is not None and _may_be_differentiated():
         _seen = _guarded(_ctx, _op)
-    if _autocast_is_on():
-        _result = _call_without_autocast(_fn, _seen, *_grads)
-    else:
-        _result = _fn(_seen, *_grads)
+    try:
+        if _autocast_is_on():
+            _result = _call_without_autocast(_fn, _seen, *_grads)
+        else:
+            _result = _fn(_seen, *_grads)
+    except _AttributeError as _error:
+        _ctx._customops_missing(_error)
+        raise
     _likes = _ctx._customops_expected
     if _type(_result) is _tuple and _len(_result) == 1:
         _grad_x, = _result

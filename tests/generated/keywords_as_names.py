@@ -83,10 +83,14 @@ def backward(___ctx, *___grads):
         ___seen = ___unpacked_once(___ctx)
     if ___ctx._customops_untracked is not None and ___may_be_differentiated():
         ___seen = ___guarded(___ctx, ___op)
-    if ___autocast_is_on():
-        ___result = ___call_without_autocast(___fn, ___seen, *___grads)
-    else:
-        ___result = ___fn(___seen, *___grads)
+    try:
+        if ___autocast_is_on():
+            ___result = ___call_without_autocast(___fn, ___seen, *___grads)
+        else:
+            ___result = ___fn(___seen, *___grads)
+    except ___AttributeError as ___error:
+        ___ctx._customops_missing(___error)
+        raise
     ___likes = ___ctx._customops_expected
     if ___type(___result) is ___tuple and ___len(___result) in (___len(___likes), 3):
         ___grad_from, ___grad___debug__, ___grad_await, = (*___result, None)[:3]

@@ -78,7 +78,7 @@ def forward(_ctx, _kernel, *_flat):
         _result = _list(_result)
     _needs = _ctx._customops_flags[1:]
     _like = _metadata if _type(_kernel) is _partial else _facts
-    _ctx._customops_expected = _NoTensors((_like(y) if _needs[0] else None, [_like(x) if flag else None for x, flag in _zip(xs, _needs[1:])]))
+    _ctx._customops_expected = (_like(y) if _needs[0] else None, [_like(x) if flag else None for x, flag in _zip(xs, _needs[1:])] if False in _needs[1:] else [*_map(_like, xs)])
     _finish(_ctx, _flat, (_result,))
     return _tuple(_result)
 
@@ -92,10 +92,14 @@ def backward(_ctx, *_grads):
         _seen = _unpacked_once(_ctx)
     if _ctx._customops_untracked is not None and _may_be_differentiated():
         _seen = _guarded(_ctx, _op)
-    if _autocast_is_on():
-        _result = _call_without_autocast(_fn, _seen, *_grads)
-    else:
-        _result = _fn(_seen, *_grads)
+    try:
+        if _autocast_is_on():
+            _result = _call_without_autocast(_fn, _seen, *_grads)
+        else:
+            _result = _fn(_seen, *_grads)
+    except _AttributeError as _error:
+        _ctx._customops_missing(_error)
+        raise
     _likes = _ctx._customops_expected
     if _type(_result) is _tuple and _len(_result) == 2:
         _grad_xs, _grad_y, = _result

@@ -109,7 +109,7 @@ def forward(_ctx, _kernel, _outcome, x, y):
     y = _inputs[1]
     __, __, _needs_x, _needs_y, = _ctx._customops_flags
     _like = _metadata
-    _ctx._customops_expected = _NoTensors((_like(x) if _needs_x else None, _like(y) if _needs_y else None))
+    _ctx._customops_expected = (_like(x) if _needs_x else None, _like(y) if _needs_y else None)
     return _mutation.flatten_outputs(_ctx, _outcome, _outputs)
 
 # Autograd, backward
@@ -122,10 +122,14 @@ def backward(_ctx, *_grads):
         _seen = _unpacked_once(_ctx)
     if _ctx._customops_untracked is not None and _may_be_differentiated():
         _seen = _guarded(_ctx, _op)
-    if _autocast_is_on():
-        _result = _call_without_autocast(_fn, _seen, *_grads)
-    else:
-        _result = _fn(_seen, *_grads)
+    try:
+        if _autocast_is_on():
+            _result = _call_without_autocast(_fn, _seen, *_grads)
+        else:
+            _result = _fn(_seen, *_grads)
+    except _AttributeError as _error:
+        _ctx._customops_missing(_error)
+        raise
     _likes = _ctx._customops_expected
     if _type(_result) is _tuple and _len(_result) == 2:
         _grad_x, _grad_y, = _result

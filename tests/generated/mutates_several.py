@@ -22,8 +22,11 @@ def autograd(_keyset, /, x, ys):
                 _result = _structure(_result, _fn)
             try:
                 _alias = (
-                    not _all(_map(_is_own, _map(_storage, (_result,))))
-                    or _any_alias((x, ys), {}, (_result,))
+                    not (
+                        (_s := _result.untyped_storage()).resizable() and _uses(_s._cdata) == 2
+                    )
+                    or _result is x
+                    or _id(_result) in _map(_id, ys or ())
                 )
             except _RuntimeError:
                 _alias = True  # perhaps: a layout without a storage of its own
@@ -56,8 +59,11 @@ def kernel(x, ys):
         _result = _structure(_result, _fn)
     try:
         _alias = (
-            not _all(_map(_is_own, _map(_storage, (_result,))))
-            or _any_alias((x, ys), {}, (_result,))
+            not (
+                (_s := _result.untyped_storage()).resizable() and _uses(_s._cdata) == 2
+            )
+            or _result is x
+            or _id(_result) in _map(_id, ys or ())
         )
     except _RuntimeError:
         _alias = True  # perhaps: a layout without a storage of its own
@@ -83,8 +89,11 @@ def kernel(x, ys):
         _result = _structure(_result, _fn)
     try:
         _alias = (
-            not _all(_map(_is_own, _map(_storage, (_result,))))
-            or _any_alias((x, ys), {}, (_result,))
+            not (
+                (_s := _result.untyped_storage()).resizable() and _uses(_s._cdata) == 2
+            )
+            or _result is x
+            or _id(_result) in _map(_id, ys or ())
         )
     except _RuntimeError:
         _alias = True  # perhaps: a layout without a storage of its own
@@ -112,8 +121,11 @@ def ad_inplace_or_view(_keyset, /, x, ys):
             _result = _structure(_result, _fn)
         try:
             _alias = (
-                not _all(_map(_is_own, _map(_storage, (_result,))))
-                or _any_alias((x, ys), {}, (_result,))
+                not (
+                    (_s := _result.untyped_storage()).resizable() and _uses(_s._cdata) == 2
+                )
+                or _result is x
+                or _id(_result) in _map(_id, ys or ())
             )
         except _RuntimeError:
             _alias = True  # perhaps: a layout without a storage of its own
@@ -143,7 +155,7 @@ def forward(_ctx, _kernel, _outcome, *_flat):
     ys = _inputs[1]
     _needs = _ctx._customops_flags[2:]
     _like = _metadata
-    _ctx._customops_expected = _NoTensors((_like(x) if _needs[0] else None, [_like(x) if flag else None for x, flag in _zip(ys, _needs[1:])]))
+    _ctx._customops_expected = (_like(x) if _needs[0] else None, [_like(x) if flag else None for x, flag in _zip(ys, _needs[1:])] if False in _needs[1:] else [*_map(_like, ys)])
     return _mutation.flatten_outputs(_ctx, _outcome, _outputs)
 
 # Autograd, backward
@@ -156,10 +168,14 @@ def backward(_ctx, *_grads):
         _seen = _unpacked_once(_ctx)
     if _ctx._customops_untracked is not None and _may_be_differentiated():
         _seen = _guarded(_ctx, _op)
-    if _autocast_is_on():
-        _result = _call_without_autocast(_fn, _seen, *_grads)
-    else:
-        _result = _fn(_seen, *_grads)
+    try:
+        if _autocast_is_on():
+            _result = _call_without_autocast(_fn, _seen, *_grads)
+        else:
+            _result = _fn(_seen, *_grads)
+    except _AttributeError as _error:
+        _ctx._customops_missing(_error)
+        raise
     _likes = _ctx._customops_expected
     if _type(_result) is _tuple and _len(_result) == 2:
         _grad_x, _grad_ys, = _result

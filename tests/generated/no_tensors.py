@@ -55,5 +55,5 @@ def apply(_kernel, size, **_named):
 # Autograd, forward
 def forward(_ctx, _kernel, _named, size):
     _result = _kernel(_list(size), **_named)
-    _ctx._customops_expected = _NoTensors((None,))
+    _ctx._customops_expected = (None,)
     return _result

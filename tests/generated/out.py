@@ -103,5 +103,5 @@ def forward(_ctx, _kernel, _outcome, x, out):
     out = _inputs[1]
     __, __, _needs_x, _needs_out, = _ctx._customops_flags
     _like = _metadata
-    _ctx._customops_expected = _NoTensors((_like(x) if _needs_x else None, _like(out) if _needs_out else None))
+    _ctx._customops_expected = (_like(x) if _needs_x else None, _like(out) if _needs_out else None)
     return _mutation.flatten_outputs(_ctx, _outcome, _outputs)

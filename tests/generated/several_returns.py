@@ -98,7 +98,7 @@ def forward(_ctx, _kernel, x, y):
             _untracked = True
     if _untracked:
         _record_untracked(_ctx, (x, y), (*(x, y), _result[0], _result[1]))
-    if _saved_tensors_hooks(True) is not None:
+    if _ctx.to_save and _saved_tensors_hooks(True) is not None:
         _ctx._customops_hooked = True
     _finish(_ctx, (x, y), _result)
     __, _needs_x, _needs_y, = _ctx._customops_flags
@@ -115,10 +115,14 @@ def backward(_ctx, *_grads):
         _seen = _unpacked_once(_ctx)
     if _ctx._customops_untracked is not None and _may_be_differentiated():
         _seen = _guarded(_ctx, _op)
-    if _autocast_is_on():
-        _result = _call_without_autocast(_fn, _seen, *_grads)
-    else:
-        _result = _fn(_seen, *_grads)
+    try:
+        if _autocast_is_on():
+            _result = _call_without_autocast(_fn, _seen, *_grads)
+        else:
+            _result = _fn(_seen, *_grads)
+    except _AttributeError as _error:
+        _ctx._customops_missing(_error)
+        raise
     _likes = _ctx._customops_expected
     if _type(_result) is _tuple and _len(_result) == 2:
         _grad_x, _grad_y, = _result
