@@ -113,6 +113,7 @@ def forward({parameters}):
     {arrange_result}
     {end}
     {keep}
+    $ctx._customops_flags = $ctx._customops_raw_flags
     {return_flat}
 """
 
@@ -310,9 +311,9 @@ def _emit_expected(source: Source, layout: Layout, compares: GradientCheck, *, i
         return [] if layout.is_plain else nothing
     names = ["$_" if each.needs == "False" else each.needs for each in layout.in_order]
     flags = [*["$_"] * len(layout.head), *names, *["*$needs_rest"] * layout.cuts_rest]
-    needs = f"$needs = $ctx._customops_flags[{len(layout.head)}:]"
+    needs = f"$needs = $ctx._customops_raw_flags[{len(layout.head)}:]"
     if not layout.has_lists:
-        needs = f"{', '.join(flags)}, = $ctx._customops_flags"
+        needs = f"{', '.join(flags)}, = $ctx._customops_raw_flags"
     # A kernel that is called directly gets plain tensors, with shapes that can be compared; else it is a partial.
     like = "$metadata" if layout.schema.mutated else "$metadata if $type($kernel) is $partial else $facts"
     source.objects["has_gradient"] = layout.differentiable[layout.always :]

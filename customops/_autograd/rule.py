@@ -325,11 +325,10 @@ def make_node(operator: OperatorHandle, layout: Layout, backward: Formula | None
     context = _torch.autograd.context_class(function)
     context.apply = function.backward  # what the engine calls; torch's own looks it up in each call
     context.set_materialize_grads, context._customops_missing = set_materialize_grads, staticmethod(missing)
-    context._customops_flags, context.needs_input_grad = context.needs_input_grad, _needs_input_grad(layout)
-    # Compiled autograd reads ctx through another object.
+    context._customops_raw_flags, context.needs_input_grad = context.needs_input_grad, _needs_input_grad(layout)
+    # Compiled autograd reads ctx through another object, and its guards take the raw flags for the property.
     context._customops_zeros = context._customops_untracked = context._customops_graph = context._customops_needs = None
-    context._customops_hooked, context._customops_links = False, ()
-
+    context._customops_hooked, context._customops_links, context._customops_flags = False, (), None
     return Node(function, node_codegen.apply(layout, function))
 
 
@@ -342,7 +341,7 @@ def _needs_input_grad(layout: Layout) -> property:
     def needs(ctx: Any) -> tuple[Any, ...]:
         if ctx._customops_needs is not None:  # it was set
             return tuple(ctx._customops_needs)
-        flags = ctx._customops_flags[len(layout.head) :]
+        flags = (ctx._customops_flags or ctx._customops_raw_flags)[len(layout.head) :]  # the latter in setup_context
         if layout.is_plain:
             return tuple([flag and has for flag, has in zip(flags, layout.differentiable, strict=False)])
         likes = ctx._customops_expected
@@ -352,8 +351,8 @@ def _needs_input_grad(layout: Layout) -> property:
             by_index[i] if has else [False] * len(by_index[i]) if isinstance(by_index[i], list) else False
             for i, has in enumerate(layout.differentiable)
         ]
-        is_cut = layout.positional == len(found)
-        return tuple(found[: sum([like is not LEFT_OUT for like in likes])] if is_cut else found)
+        count = sum([like is not LEFT_OUT for like in likes]) if layout.positional == len(found) else len(found)
+        return tuple(found[:count])
 
     return property(needs, lambda ctx, value: setattr(ctx, "_customops_needs", NoTensors(value)))
 

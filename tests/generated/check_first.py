@@ -90,11 +90,12 @@ def forward(_ctx, _kernel, x):
         _result = _tuple(_result)
     _finish(_ctx, (x,), _result)
     if _compares.is_on:
-        __, _needs_x, = _ctx._customops_flags
+        __, _needs_x, = _ctx._customops_raw_flags
         _like = _metadata if _type(_kernel) is _partial else _facts
         _ctx._customops_expected = (_like(x) if _needs_x else None,)
     else:
         _ctx._customops_expected = (None,)
+    _ctx._customops_flags = _ctx._customops_raw_flags
     return _result
 
 # Autograd, backward

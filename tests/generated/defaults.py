@@ -71,9 +71,10 @@ def kernel(x, by=_default_1, n=_default_2):
 # Autograd, forward
 def forward(_ctx, _kernel, x, *_rest):
     _result = _kernel(x, *_rest)
-    __, _needs_x, *_needs_rest, = _ctx._customops_flags
+    __, _needs_x, *_needs_rest, = _ctx._customops_raw_flags
     _like = _metadata if _type(_kernel) is _partial else _facts
     _ctx._customops_expected = (_like(x) if _needs_x else None, *(None,) * _len(_rest))
+    _ctx._customops_flags = _ctx._customops_raw_flags
     return _result
 
 # Autograd, backward

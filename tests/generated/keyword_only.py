@@ -76,9 +76,10 @@ def apply(_kernel, x, **_named):
 # Autograd, forward
 def forward(_ctx, _kernel, _named, x):
     _result = _kernel(x, **_named)
-    __, __, _needs_x, = _ctx._customops_flags
+    __, __, _needs_x, = _ctx._customops_raw_flags
     _like = _metadata if _type(_kernel) is _partial else _facts
     _ctx._customops_expected = (_like(x) if _needs_x else None,)
+    _ctx._customops_flags = _ctx._customops_raw_flags
     return _result
 
 # Autograd, backward

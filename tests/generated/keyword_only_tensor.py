@@ -78,9 +78,10 @@ def apply(_kernel, x, *, y=None):
 # Autograd, forward
 def forward(_ctx, _kernel, x, y):
     _result = _kernel(x, y=y)
-    __, _needs_x, _needs_y, = _ctx._customops_flags
+    __, _needs_x, _needs_y, = _ctx._customops_raw_flags
     _like = _metadata if _type(_kernel) is _partial else _facts
     _ctx._customops_expected = (_like(x) if _needs_x else None, _left_out if y is None else _like(y) if _needs_y else None)
+    _ctx._customops_flags = _ctx._customops_raw_flags
     return _result
 
 # Autograd, backward

@@ -71,9 +71,10 @@ def kernel(___from, _____debug__, ___await=___default_2):
 # Autograd, forward
 def forward(___ctx, ___kernel, ___from, _____debug__, *___rest):
     ___result = ___kernel(___from, _____debug__, *___rest)
-    ____, ___needs_from, ____, *___needs_rest, = ___ctx._customops_flags
+    ____, ___needs_from, ____, *___needs_rest, = ___ctx._customops_raw_flags
     ___like = ___metadata if ___type(___kernel) is ___partial else ___facts
     ___ctx._customops_expected = (___like(___from) if ___needs_from else None, None, *(None,) * ___len(___rest))
+    ___ctx._customops_flags = ___ctx._customops_raw_flags
     return ___result
 
 # Autograd, backward

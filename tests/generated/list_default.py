@@ -92,9 +92,10 @@ def apply(_kernel, x, *_rest, **_named):
 # Autograd, forward
 def forward(_ctx, _kernel, _named, _passed, x, sizes):
     _result = _kernel(*(x, (None if sizes is None else _list(sizes)))[:_passed], **_named)
-    __, __, __, _needs_x, __, = _ctx._customops_flags
+    __, __, __, _needs_x, __, = _ctx._customops_raw_flags
     _like = _metadata if _type(_kernel) is _partial else _facts
     _ctx._customops_expected = (_like(x) if _needs_x else None, _left_out if _passed <= 1 else None)
+    _ctx._customops_flags = _ctx._customops_raw_flags
     return _result
 
 # Autograd, backward

@@ -75,10 +75,11 @@ def forward(_ctx, _kernel, _outcome, *_flat):
     xs = _flat[0:]
     _result = _kernel(_list(xs))
     _result = (_result[0], _list(_result[1]))
-    _needs = _ctx._customops_flags[2:]
+    _needs = _ctx._customops_raw_flags[2:]
     _like = _metadata if _type(_kernel) is _partial else _facts
     _ctx._customops_expected = ([_like(x) if flag else None for x, flag in _zip(xs, _needs[0:])] if False in _needs[0:] else [*_map(_like, xs)],)
     _finish(_ctx, _flat, _result)
+    _ctx._customops_flags = _ctx._customops_raw_flags
     _result, _outcome.lengths = _flatten(_result, (False, True))
     _ctx._customops_outputs = _outcome.lengths
     return _result

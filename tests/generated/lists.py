@@ -76,10 +76,11 @@ def forward(_ctx, _kernel, *_flat):
     _result = _kernel(_list(xs), y)
     if _type(_result) is not _list:
         _result = _list(_result)
-    _needs = _ctx._customops_flags[1:]
+    _needs = _ctx._customops_raw_flags[1:]
     _like = _metadata if _type(_kernel) is _partial else _facts
     _ctx._customops_expected = (_like(y) if _needs[0] else None, [_like(x) if flag else None for x, flag in _zip(xs, _needs[1:])] if False in _needs[1:] else [*_map(_like, xs)])
     _finish(_ctx, _flat, (_result,))
+    _ctx._customops_flags = _ctx._customops_raw_flags
     return _tuple(_result)
 
 # Autograd, backward

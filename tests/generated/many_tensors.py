@@ -77,9 +77,10 @@ def kernel(a, b, c, d):
 # Autograd, forward
 def forward(_ctx, _kernel, a, b, c, d):
     _result = _kernel(a, b, c, d)
-    __, _needs_a, _needs_b, _needs_c, _needs_d, = _ctx._customops_flags
+    __, _needs_a, _needs_b, _needs_c, _needs_d, = _ctx._customops_raw_flags
     _like = _metadata if _type(_kernel) is _partial else _facts
     _ctx._customops_expected = (_like(a) if _needs_a else None, _like(b) if _needs_b else None, _like(c) if _needs_c else None, _like(d) if _needs_d else None)
+    _ctx._customops_flags = _ctx._customops_raw_flags
     return _result
 
 # Autograd, backward

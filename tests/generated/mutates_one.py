@@ -107,9 +107,10 @@ def forward(_ctx, _kernel, _outcome, x, y):
     _outputs = _mutation.end(_ctx, _outcome, _inputs, (x,), _dirty)
     x = _inputs[0]
     y = _inputs[1]
-    __, __, _needs_x, _needs_y, = _ctx._customops_flags
+    __, __, _needs_x, _needs_y, = _ctx._customops_raw_flags
     _like = _metadata
     _ctx._customops_expected = (_like(x) if _needs_x else None, _like(y) if _needs_y else None)
+    _ctx._customops_flags = _ctx._customops_raw_flags
     return _mutation.flatten_outputs(_ctx, _outcome, _outputs)
 
 # Autograd, backward

@@ -153,9 +153,10 @@ def forward(_ctx, _kernel, _outcome, *_flat):
     _outputs = _mutation.end(_ctx, _outcome, _inputs, (_result,), _dirty)
     x = _inputs[0]
     ys = _inputs[1]
-    _needs = _ctx._customops_flags[2:]
+    _needs = _ctx._customops_raw_flags[2:]
     _like = _metadata
     _ctx._customops_expected = (_like(x) if _needs[0] else None, [_like(x) if flag else None for x, flag in _zip(ys, _needs[1:])] if False in _needs[1:] else [*_map(_like, ys)])
+    _ctx._customops_flags = _ctx._customops_raw_flags
     return _mutation.flatten_outputs(_ctx, _outcome, _outputs)
 
 # Autograd, backward

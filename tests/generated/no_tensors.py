@@ -56,4 +56,5 @@ def apply(_kernel, size, **_named):
 def forward(_ctx, _kernel, _named, size):
     _result = _kernel(_list(size), **_named)
     _ctx._customops_expected = (None,)
+    _ctx._customops_flags = _ctx._customops_raw_flags
     return _result

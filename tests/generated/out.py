@@ -101,7 +101,8 @@ def forward(_ctx, _kernel, _outcome, x, out):
     _outputs = _mutation.end(_ctx, _outcome, _inputs, (_result,), _dirty)
     x = _inputs[0]
     out = _inputs[1]
-    __, __, _needs_x, _needs_out, = _ctx._customops_flags
+    __, __, _needs_x, _needs_out, = _ctx._customops_raw_flags
     _like = _metadata
     _ctx._customops_expected = (_like(x) if _needs_x else None, _like(out) if _needs_out else None)
+    _ctx._customops_flags = _ctx._customops_raw_flags
     return _mutation.flatten_outputs(_ctx, _outcome, _outputs)

@@ -92,9 +92,10 @@ def forward(_ctx, _kernel, x, y, by):
         _ctx._customops_hooked = True
     if '_customops_materialize' in _kept:
         _finish(_ctx, (x, y, by), (_result,))
-    __, _needs_x, _needs_y, __, = _ctx._customops_flags
+    __, _needs_x, _needs_y, __, = _ctx._customops_raw_flags
     _like = _metadata if _type(_kernel) is _partial else _facts
     _ctx._customops_expected = (_like(x) if _needs_x else None, _like(y) if _needs_y else None, None)
+    _ctx._customops_flags = _ctx._customops_raw_flags
     return _result
 
 # Autograd, backward

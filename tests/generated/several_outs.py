@@ -110,8 +110,9 @@ def forward(_ctx, _kernel, _outcome, x, u, v):
     x = _inputs[0]
     u = _inputs[1]
     v = _inputs[2]
-    __, __, _needs_x, _needs_u, _needs_v, = _ctx._customops_flags
+    __, __, _needs_x, _needs_u, _needs_v, = _ctx._customops_raw_flags
     _like = _metadata
     _ctx._customops_expected = (_like(x) if _needs_x else None, _like(u) if _needs_u else None, _like(v) if _needs_v else None)
     _finish(_ctx, _flat, _outputs)
+    _ctx._customops_flags = _ctx._customops_raw_flags
     return _mutation.flatten_outputs(_ctx, _outcome, _outputs)

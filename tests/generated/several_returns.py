@@ -101,9 +101,10 @@ def forward(_ctx, _kernel, x, y):
     if _ctx.to_save and _saved_tensors_hooks(True) is not None:
         _ctx._customops_hooked = True
     _finish(_ctx, (x, y), _result)
-    __, _needs_x, _needs_y, = _ctx._customops_flags
+    __, _needs_x, _needs_y, = _ctx._customops_raw_flags
     _like = _metadata if _type(_kernel) is _partial else _facts
     _ctx._customops_expected = (_like(x) if _needs_x else None, _like(y) if _needs_y else None)
+    _ctx._customops_flags = _ctx._customops_raw_flags
     return _result
 
 # Autograd, backward

@@ -49,9 +49,10 @@ def kernel(x, dim):
 # Autograd, forward
 def forward(_ctx, _kernel, x, dim):
     _result = _kernel(x, dim)
-    __, _needs_x, __, = _ctx._customops_flags
+    __, _needs_x, __, = _ctx._customops_raw_flags
     _like = _metadata if _type(_kernel) is _partial else _facts
     _ctx._customops_expected = (_like(x) if _needs_x else None, None)
+    _ctx._customops_flags = _ctx._customops_raw_flags
     return _result
 
 # Autograd, backward
