@@ -391,6 +391,30 @@ def test_an_attribute_that_ctx_has_not(scaled: Any) -> None:
     assert torch.equal(x.grad, torch.full((2,), 3.0))
 
 
+def test_an_attribute_that_ctx_has_not_outside_of_backward(scaled: Any) -> None:
+    x = torch.ones(2, requires_grad=True)
+    backward = lambda ctx, grad: (grad, None)  # noqa: E731
+    scaled.register_autograd(backward, setup_context=lambda ctx, inputs, output: ctx.by)
+    for run in (lambda: scaled(x), lambda: torch.func.grad(lambda x: scaled(x).sum())(x)):
+        assert "ctx has no attribute 'by'\n" in message(run, ContextError)
+    keep = lambda ctx, inputs, output: setattr(ctx, "bye", inputs[1])  # noqa: E731
+    scaled.register_autograd(backward, setup_context=keep)
+    scaled.register_jvp(lambda ctx, tangent, _: tangent * ctx.by, setup_context=keep)
+    text = message(lambda: torch.func.jvp(scaled, (x.detach(),), (x.detach(),)), ContextError)
+    assert "expected: one that setup_context set: bye" in text
+
+
+def test_an_attribute_that_something_else_has_not_is_no_matter_of_ctx(scaled: Any) -> None:
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return grad.by, None
+
+    scaled.register_autograd(backward)
+    total = scaled(torch.ones(2, requires_grad=True)).sum()
+    with pytest.raises(AttributeError, match="'Tensor' object has no attribute 'by'") as caught:
+        total.backward()
+    assert not isinstance(caught.value, ContextError)
+
+
 def test_flat_gradients_for_a_list(registry: Registry, ns: str) -> None:
     op = registry.custom_op(f"{ns}::total", lambda xs, y: sum(xs) + y, mutates_args=(),
                             schema="(Tensor[] xs, Tensor y) -> Tensor")  # fmt: skip

@@ -153,7 +153,7 @@ HOLD_NO_TENSORS = frozenset(
 )
 
 
-class _Link(torch.autograd.Function):
+class _Link(_torch.autograd.SingleLevelFunction):
     """An empty tensor, linked to the autograd graph of the arguments."""
 
     @staticmethod

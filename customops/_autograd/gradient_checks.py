@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from torch import Tensor
@@ -26,18 +27,12 @@ Expected = Any
 LEFT_OUT: Final = "left out"
 
 
+@dataclass(slots=True)
 class GradientCheck:
     """Are the gradients of a formula compared with its inputs? With check="first", until they fit as they are."""
 
-    __slots__ = ("is_on", "once")
-
-    def __init__(self, when: CheckPolicy) -> None:
-        self.is_on = when != "never"
-        self.once = when == "first"
-
-    def was_right(self) -> None:
-        if self.once:
-            self.is_on = False
+    when: CheckPolicy
+    is_on: bool = True  #: counts with "first"
 
 
 class InputGradients:
@@ -105,7 +100,7 @@ class InputGradients:
                 flat.append(self._fitted(gradient, None if like is LEFT_OUT else like, name, none_allowed))
                 given.append(gradient)
         if all(map(operator.is_, flat, given)):
-            self.compares.was_right()
+            self.compares.is_on = False
         return flat
 
     def _fitted(self, gradient: Any, expected: Expected, name: str, none_allowed: bool) -> Any:

@@ -68,7 +68,7 @@ class NodeInput(NamedTuple):
     may_be_left_out: bool  # by a call
     may_be_none: bool  # a list that is None is one flat input
     place: str  # among the flat inputs: an index, or for a list a slice
-    needs: str  # its entry in `needs_input_grad`
+    needs: str  # in `forward`: is a gradient wanted? For a list, the flags of its items
     given: str  # what the op or a callback is given: lists are new ones, as the dispatcher makes them
     grad: str  # in `backward`: its gradient
     like: str  # in `backward`: what that is to be like
@@ -144,7 +144,7 @@ class Layout:
             name, variable, place = argument.name, argument.variable, f"{start} + {count}" if start and count else start
             may_be_left_out = argument.has_default and (argument.kwarg_only or i >= self.always)
             may_be_none = may_be_left_out or argument.type.endswith("?")
-            place, needs = place or str(count), f"$needs_{name}"
+            place = place or str(count)
             is_measured = argument.is_tensor_list and (i != self.order[-1] or may_be_none)
             if is_measured:
                 place += f":$end_{name}"
@@ -153,7 +153,8 @@ class Layout:
                 place += ":"
             else:
                 count += 1
-                needs = f"$needs[{place}]" if self.is_plain or self.differentiable[i] else "False"
+            needs = f"$needs[{place}]" if lists_in else f"$needs_{name}"
+            needs = needs if self.differentiable[i] else "False"
             given = f"$list({variable})" if "[" in argument.type else variable
             if given != variable and may_be_none:
                 given = f"(None if {variable} is None else {given})"

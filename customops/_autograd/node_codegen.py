@@ -15,6 +15,7 @@ from customops import _torch
 from customops._autograd.context import (
     HOLD_NO_TENSORS,
     Guarded,
+    NoTensors,
     OnceDifferentiable,
     Outputs,
     SetUp,
@@ -111,15 +112,8 @@ def forward({parameters}):
     {run}
     {arrange_result}
     {end}
-    {needs}
-    $kept = $ctx.__dict__
-    {set_up}
-    {finish}
-    if not $compares.is_on:
-        $kept['_customops_expected'] = {expected_unknown}
-    {expected_of_any}
-    else:
-        $kept['_customops_expected'] = {expected}
+    {keep}
+    $ctx._customops_flags = $ctx._customops_raw_flags
     {return_flat}
 """
 
@@ -139,9 +133,9 @@ def forward(
         "finish": finish,
         "flatten": flatten,
         "left_out": LEFT_OUT,
-        "mask": operator.and_,
         "metadata": _torch.autograd.metadata,
         "mutation": mutation,
+        "NoTensors": NoTensors,
         "partial": functools.partial,
         "RandomStates": RandomStates,
     }
@@ -187,10 +181,13 @@ def forward(
         return_flat = ["return $tuple($result)" if layout.list_outputs == (True,) else "return $result"]
 
     everything = f"(*{layout.flat}, *$named.values())" if layout.has_named else layout.flat
+    keep = _emit_set_up(source, layout, set_up, for_jvp=finish.for_jvp) if set_up.callbacks else []
     finish_call = f"$finish($ctx, {layout.flat}, {outputs})"
-    # What gradients are to be like. A kernel that is called directly gets plain tensors, with shapes that can be
-    # compared; else it is a partial.
-    of_any = _expected(layout, "$metadata({0})")
+    if not finish.is_idle:
+        keep.append(finish_call)
+    elif set_up.callbacks:  # setup_context may have said something
+        keep += ["if '_customops_materialize' in $kept:", f"    {finish_call}"]
+    expect = _emit_expected(source, layout, compares, is_seen=bool(set_up.callbacks))
     source.fill(
         _FORWARD,
         parameters=["$ctx", *layout.head, *layout.flat_parameters],
@@ -200,14 +197,8 @@ def forward(
         run=run,
         arrange_result=_emit_arrange_result(layout),
         end=end,
-        needs=_emit_needs(source, layout),
-        set_up=_emit_set_up(source, layout, set_up, for_jvp=finish.for_jvp) if set_up.callbacks else [],
-        finish=["if '_customops_materialize' in $kept:", f"    {finish_call}"] if finish.is_idle else [finish_call],
-        expected_unknown=_expected(layout, None),
-        expected_of_any=[]
-        if mutates
-        else ["elif $type($kernel) is $partial:", f"    $kept['_customops_expected'] = {of_any}"],
-        expected=of_any if mutates else _expected(layout, "$facts({0})"),
+        # If a node is not plain, `needs_input_grad` is made of what is expected, also in setup_context.
+        keep=[*keep, *expect] if layout.is_plain else [*expect, *keep],
         return_flat=return_flat,
     )
     return source.build()
@@ -244,30 +235,9 @@ def _emit_arrange_result(layout: Layout) -> list[str]:
     return ["if $type($result) is not $tuple:", "    $result = $tuple($result)"]
 
 
-def _emit_needs(source: Source, layout: Layout) -> list[str]:
-    """Lines that set ``needs_input_grad`` to what a backward is to see: an entry for each argument, lists as lists.
-
-    That is each positional one that was passed; if there are keyword-only tensors, each positional one, and these.
-    """
-    lines = [f"$needs = $ctx.needs_input_grad[{len(layout.head)}:]"]
-    if layout.is_plain:
-        if layout.differentiable != tuple([argument.holds_tensors for argument in layout.operands]):
-            source.objects["differentiable"] = layout.differentiable
-            lines.append("$needs = $tuple($map($mask, $needs, $differentiable))")
-        return [*lines, "$ctx.needs_input_grad = $needs"]
-    for i in layout.order:
-        each = layout.inputs[i]
-        if each.argument.is_tensor_list:
-            flags = f"$list($needs[{each.place}])" if layout.differentiable[i] else f"[False] * $len({each.variable})"
-            is_none = f"False if {each.variable} is None else " if each.may_be_none else ""
-            lines.append(f"{each.needs} = {is_none}{flags}")
-    cut = "[:$passed]" if layout.is_padded and layout.positional == len(layout.inputs) else ""
-    return [*lines, f"$ctx.needs_input_grad = {as_tuple([each.needs for each in layout.inputs])}{cut}"]
-
-
 def _emit_set_up(source: Source, layout: Layout, set_up: SetUp, *, for_jvp: bool) -> list[str]:
     """Lines that call setup_context, and look at what it keeps: in the usual case at little cost."""
-    mutates, lines = bool(layout.schema.mutated), list[str]()
+    mutates, lines = bool(layout.schema.mutated), ["$kept = $ctx.__dict__"]
     values = [each.given for each in layout.inputs]
     for i in layout.originals:
         values[i] = f"$original_{layout.operands[i].name}"
@@ -330,31 +300,51 @@ def _emit_set_up(source: Source, layout: Layout, set_up: SetUp, *, for_jvp: bool
         ]
     if set_up.once:
         lines.append(f"$ctx._customops_links = $links_to({layout.flat})")
-    return [*lines, "if $saved_tensors_hooks(True) is not None:", "    $ctx._customops_hooked = True"]
+    return [*lines, "if $ctx.to_save and $saved_tensors_hooks(True) is not None:", "    $ctx._customops_hooked = True"]
 
 
-def _expected(layout: Layout, metadata: str | None) -> str:
-    """An expression for what the gradients of all inputs are to be like, in the order in which the node has them.
+def _emit_expected(source: Source, layout: Layout, compares: GradientCheck, *, is_seen: bool) -> list[str]:
+    """Lines that keep what the gradients of all inputs are to be like, in the node's order; `is_seen`: by `set_up`."""
+    keep = f"$ctx._customops_expected = {'$NoTensors({})' if is_seen and not layout.is_plain else '{}'}"
+    nothing = [] if compares.when == "always" else [keep.format(_expected(layout, compared=False))]
+    if compares.when == "never":
+        return [] if layout.is_plain else nothing
+    names = ["$_" if each.needs == "False" else each.needs for each in layout.in_order]
+    flags = [*["$_"] * len(layout.head), *names, *["*$needs_rest"] * layout.cuts_rest]
+    needs = f"$needs = $ctx._customops_raw_flags[{len(layout.head)}:]"
+    if not layout.has_lists:
+        needs = f"{', '.join(flags)}, = $ctx._customops_raw_flags"
+    # A kernel that is called directly gets plain tensors, with shapes that can be compared; else it is a partial.
+    like = "$metadata" if layout.schema.mutated else "$metadata if $type($kernel) is $partial else $facts"
+    source.objects["has_gradient"] = layout.differentiable[layout.always :]
+    lines = [*[needs, f"$like = {like}"] * any(layout.differentiable), keep.format(_expected(layout, compared=True))]
+    if nothing:
+        lines = ["if $compares.is_on:", *[f"    {line}" for line in lines], "else:", f"    {nothing[0]}"]
+    return lines
 
-    `metadata` is one for what to keep of a tensor: see `_torch.autograd.metadata`. None: gradients are not compared.
-    """
-    if metadata is None and layout.is_plain:
-        return "(None,) * $len($needs)"
+
+def _expected(layout: Layout, *, compared: bool) -> str:
+    """An expression for that. ``$like(x)`` is what to keep of a tensor."""
     items = []
     for each in layout.in_order:
         name, argument, expected = each.variable, each.argument, "None"
+        wanted = compared and each.needs != "False"
         if argument.is_tensor_list:
-            one = f"{metadata.format('x')} if flag else None" if metadata else ""
-            expected = f"[{one} for x, flag in $zip({name}, {each.needs})]" if metadata else f"[None] * $len({name})"
+            some = f"[$like(x) if flag else None for x, flag in $zip({name}, {each.needs})]"
+            all_or_some = f"{some} if False in {each.needs} else [*$map($like, {name})]"
+            expected = all_or_some if wanted else f"[None] * $len({name})"
             expected = _if_given(each, expected)
-        elif argument.holds_tensors and metadata and each.needs != "False":
-            expected = f"{metadata.format(name)} if {each.needs} else None"
+        elif wanted:
+            expected = f"$like({name}) if {each.needs} else None"
         if each.may_be_left_out:
             is_left_out = f"{name} is None" if argument.kwarg_only else f"$passed <= {layout.inputs.index(each)}"
             expected = f"$left_out if {is_left_out} else {expected}"
         items.append(expected)
-    if layout.cuts_rest:
-        items.append(f"*($metadata(x) if flag else None for x, flag in $zip($rest, $needs[{layout.always}:]))")
+    if layout.cuts_rest and compared and True in layout.differentiable[layout.always :]:
+        flags = "$zip($rest, $needs_rest, $has_gradient)"
+        items.append(f"*($rest and [$like(x) if flag and has else None for x, flag, has in {flags}])")
+    elif layout.cuts_rest:
+        items.append("*(None,) * $len($rest)")
     return as_tuple(items)
 
 
@@ -368,15 +358,19 @@ def backward({parameters}):
     if $ctx._customops_hooked:
         $seen = $unpacked_once($ctx)
     {guard}
-    if $autocast_is_on():
-        $result = $call_without_autocast($fn, $seen, *$grads)
-    else:
-        $result = $fn($seen, *$grads)
-    $likes = $ctx._customops_expected
+    try:
+        if $autocast_is_on():
+            $result = $call_without_autocast($fn, $seen, *$grads)
+        else:
+            $result = $fn($seen, *$grads)
+    except $AttributeError as $error:
+        $ctx._customops_missing($error)
+        raise
+    $likes = {expected}
     if $type($result) is $tuple and $len($result) {count}:
         {take}
         if {fits}:
-            $was_right()
+            {was_right}
             return {head}, {flat}
     $none_allowed = $any(grad is None for grad in {grads})
     return {head}, *$check($result, $likes, none_allowed=$none_allowed)
@@ -417,7 +411,7 @@ def backward(layout: Layout, op: str, formula: Formula, compares: GradientCheck)
         "Tensor": Tensor,
         "unflatten": unflatten,
         "unpacked_once": UnpackedOnce,
-        "was_right": compares.was_right,
+        "compares": compares,
     }
     returns_list, count = True in layout.list_outputs, len(layout.inputs)
     group = []  # lists of the gradients of lists, without those of outputs that are not the op's
@@ -440,6 +434,10 @@ def backward(layout: Layout, op: str, formula: Formula, compares: GradientCheck)
         likes = "".join([f"{each.like}, " for each in in_order])
         take = [f"{grads}= $result", f"{likes}= $likes"] if grads else []
         flat = ", ".join(["*" * each.argument.is_tensor_list + each.grad for each in in_order])
+    expected = "$ctx._customops_expected"
+    if compares.when == "never" and layout.is_plain:  # nothing was kept
+        length = f"($len($ctx._customops_flags) - {len(layout.head)})" if layout.cuts_rest else count
+        expected = f"(None,) * {length}"
     fits = []
     for each in in_order:
         grad, like = each.grad, each.like
@@ -451,6 +449,8 @@ def backward(layout: Layout, op: str, formula: Formula, compares: GradientCheck)
         else:
             of_tensor = f"{like} is None or {like} == ({grad}.shape, {grad}.dtype, {grad}.device)"
             fit = f"({of_tensor}) if $isinstance({grad}, $Tensor) else {grad} is {like}"
+            if compares.when == "never":
+                fit = f"$isinstance({grad}, $Tensor) or {grad} is None"
             fits.append(f"({grad} is None if {like} is $left_out else {fit})" if each.may_be_left_out else f"({fit})")
     source.fill(
         _BACKWARD,
@@ -458,6 +458,8 @@ def backward(layout: Layout, op: str, formula: Formula, compares: GradientCheck)
         group=group,
         materialize=_MATERIALIZE if len(layout.outputs) != 1 or layout.has_outcome or returns_list else [],
         guard=[] if formula.once_differentiable else _GUARD,
+        expected=expected,
+        was_right="$compares.is_on = False" if compares.when == "first" else [],
         count=f"in ($len($likes), {count})" if layout.cuts_rest else f"== {count}",
         take=take,
         fits=" and ".join(fits) or "True",

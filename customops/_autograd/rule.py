@@ -13,12 +13,13 @@ from customops._autograd import node_codegen
 from customops._autograd.context import (
     AS_IT_IS,
     Guarded,
+    NoTensors,
     Outputs,
     SetUp,
     materialize_zeros,
     set_materialize_grads,
 )
-from customops._autograd.gradient_checks import GradientCheck, check_tangents
+from customops._autograd.gradient_checks import LEFT_OUT, GradientCheck, check_tangents
 from customops._autograd.inplace import Mutation, written_tangent
 from customops._autograd.layout import (
     BackwardOptions,
@@ -187,6 +188,7 @@ class AutogradRule(Rule[str, Formula]):
 
     def explain(self, error: Exception) -> None:
         """Raise, in the place of what torch says to a ctx that setup_context has filled, what names op and place."""
+        _torch.autograd.context_class(self.node(self.current()).function)._customops_missing(error)
         callback = next((f.setup_context for f in self.current().formulas if f is not None and f.setup_context), None)
         for start, (problem, fix) in _OF_CONTEXT.items():
             if callback is not None and str(error).startswith(start):
@@ -298,6 +300,20 @@ def make_node(operator: OperatorHandle, layout: Layout, backward: Formula | None
     finish = Outputs(layout, for_jvp=jvp is not None, materializes=materializes)
     compares = GradientCheck(operator.options.check)
     mutation = Mutation(layout, op, has_formula=bool(formulas))
+
+    def missing(error: Exception) -> None:
+        """Not a ``__getattr__`` of `ctx`: with one, all that is asked of it takes longer."""
+        if not isinstance(error, AttributeError) or getattr(type(error.obj), "_forward_cls", None) is not function:
+            return
+        name, there = error.name, [each for each in vars(error.obj) if not each.startswith("_customops_")]
+        raise ContextError(
+            f"ctx has no attribute {name!r}" + ("" if set_up.callbacks else ": no setup_context is registered"),
+            op=op,
+            expected=f"one that setup_context set: {', '.join(there)}" if there else None,
+            where=where(formulas[0].fn) if formulas else None,
+            fix=f"ctx.{name} = ... in setup_context" + ("" if set_up.callbacks else ", given with setup_context="),
+        ).with_traceback(error.__traceback__) from None
+
     statics = {
         "forward": node_codegen.forward(layout, set_up, finish, compares, mutation, draws_again=draws),
         "backward": node_codegen.backward(layout, op, backward, compares) if backward else _missing(operator),
@@ -305,26 +321,40 @@ def make_node(operator: OperatorHandle, layout: Layout, backward: Formula | None
     }
     name = "_".join(filter(None, operator.name))  # torch puts "Backward" after it
     marked = {key: staticmethod(_torch.dynamo.outside_dynamo(member)) for key, member in statics.items()}
-    function = type(name, (_torch.autograd.SingleLevelFunction,), marked)
+    function: Any = type(name, (_torch.autograd.SingleLevelFunction,), marked)
     context = _torch.autograd.context_class(function)
-    context.set_materialize_grads = set_materialize_grads
-    # Compiled autograd reads ctx through another object.
-    context._customops_zeros = context._customops_untracked = context._customops_graph = None
-    context._customops_hooked, context._customops_links = False, ()
-
-    def missing(ctx: Any, name: str) -> Any:
-        """What Python calls where `ctx` has no attribute of a name."""
-        there = [each for each in vars(ctx) if not each.startswith("_customops_")]
-        raise ContextError(
-            f"ctx has no attribute {name!r}" + ("" if set_up.callbacks else ": no setup_context is registered"),
-            op=op,
-            expected=f"one that setup_context set: {', '.join(there)}" if there else None,
-            where=where(formulas[0].fn) if formulas else None,
-            fix=f"ctx.{name} = ... in setup_context" + ("" if set_up.callbacks else ", given with setup_context="),
-        )
-
-    context.__getattr__ = missing
+    context.apply = function.backward  # what the engine calls; torch's own looks it up in each call
+    context.set_materialize_grads, context._customops_missing = set_materialize_grads, staticmethod(missing)
+    context._customops_raw_flags, context.needs_input_grad = context.needs_input_grad, _needs_input_grad(layout)
+    # Compiled autograd reads ctx through another object, and its guards take the raw flags for the property.
+    context._customops_zeros = context._customops_untracked = context._customops_graph = context._customops_needs = None
+    context._customops_hooked, context._customops_links, context._customops_flags = False, (), None
     return Node(function, node_codegen.apply(layout, function))
+
+
+def _needs_input_grad(layout: Layout) -> property:
+    """What formulas see as ``ctx.needs_input_grad``: made of autograd's flags when one asks, with lists as lists.
+
+    For each positional argument that was passed; if there are keyword-only tensors, for each one, and for these.
+    """
+
+    def needs(ctx: Any) -> tuple[Any, ...]:
+        if ctx._customops_needs is not None:  # it was set
+            return tuple(ctx._customops_needs)
+        flags = (ctx._customops_flags or ctx._customops_raw_flags)[len(layout.head) :]  # the latter in setup_context
+        if layout.is_plain:
+            return tuple([flag and has for flag, has in zip(flags, layout.differentiable, strict=False)])
+        likes = ctx._customops_expected
+        values = unflatten(flags, [len(like) if isinstance(like, list) else None for like in likes])
+        by_index = dict(zip(layout.order, values, strict=True))
+        found = [
+            by_index[i] if has else [False] * len(by_index[i]) if isinstance(by_index[i], list) else False
+            for i, has in enumerate(layout.differentiable)
+        ]
+        count = sum([like is not LEFT_OUT for like in likes]) if layout.positional == len(found) else len(found)
+        return tuple(found[:count])
+
+    return property(needs, lambda ctx, value: setattr(ctx, "_customops_needs", NoTensors(value)))
 
 
 def _missing(operator: OperatorHandle, *, is_jvp: bool = False) -> Fn:
@@ -354,7 +384,7 @@ def _jvp(layout: Layout, op: str, formula: Formula) -> Fn:
     user_jvp, head = formula.fn, len(layout.head)
 
     def jvp(ctx: Any, *given: Any) -> Any:
-        flat, expected = given[head:], ctx._customops_expected
+        flat, expected = given[head:], [None] * len(given[head:]) if layout.is_plain else ctx._customops_expected
         lengths = [len(each) if isinstance(each, list) else None for each in expected]
         indices = layout.indices(len(expected))
         before = dict(zip(indices, unflatten(flat, lengths), strict=True))
@@ -448,7 +478,7 @@ def _general(rule: AutogradRule, operator: OperatorHandle) -> tuple[Fn, Autograd
             fn = functools.partial(_redispatch, operator, keyset, mode)
         try:
             return _torch.autograd.apply_function(rule.node(current), fn, *args, **kwargs)
-        except (TypeError, RuntimeError) as error:
+        except (AttributeError, TypeError, RuntimeError) as error:
             rule.explain(error)
             raise
 

@@ -38,7 +38,7 @@ _OBJECTS: dict[str, Any] = {
     "autocast_is_on": _torch.dispatcher.autocast_is_on,
     "conjugate": _torch.dispatcher.DispatchKey.Conjugate,
     "cut": cut,
-    "errors": (TypeError, RuntimeError),
+    "errors": (AttributeError, TypeError, RuntimeError),
     "forward_ad": _torch.autograd.forward_ad,
     "increment_version": _torch.autograd.increment_version,
     "is_dynamo_compiling": is_dynamo_compiling,
@@ -183,7 +183,7 @@ not (
 {any_is_another}
 """
 
-#: The same where there are lists of tensors.
+#: The same where lists of tensors are returned.
 LISTS_MAY_ALIAS = """\
 not $all($map($is_own, $map($storage, {flat})))
 or $any_alias({tensors}, {}, {results})
@@ -223,10 +223,12 @@ def _emit_checks(shape: Shape) -> tuple[str, str, dict[str, Callable[[str], Any]
         has_one_tensor = not schema.tensors and list(found.values()) == ["Tensor"]
         if found and not (schema.is_view or has_one_tensor):
             tensors = schema.call.tensors
-            if all([each.is_tensor for each in schema.tensors]) and set(found.values()) == {"Tensor"}:
+            if set(found.values()) == {"Tensor"}:
                 is_own = [_torch.tensors.OWNS_STORAGE.format(each) for each in found]
+                in_list = "or $id({}) in $map($id, {} or ())"
+                lists = {each.variable: in_list for each in schema.tensors if not each.is_tensor}
                 pairs = [*itertools.product(found, tensors), *itertools.combinations(found, 2)]
-                any_is_another = [f"or {one} is {other}" for one, other in pairs]
+                any_is_another = [lists.get(other, "or {} is {}").format(one, other) for one, other in pairs]
                 may_alias = fill(MAY_ALIAS, each_is_own="\nand ".join(is_own), any_is_another=any_is_another)
             else:
                 flat = [value if type_ == "Tensor" else f"*({value} or ())" for value, type_ in found.items()]

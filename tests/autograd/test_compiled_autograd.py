@@ -49,3 +49,38 @@ def test_the_gradient_of_a_function(registry: Registry, ns: str) -> None:
         step(fullgraph=True)
     torch._dynamo.reset()
     torch.testing.assert_close(step(fullgraph=False), torch.zeros(2))
+
+
+@pytest.mark.parametrize("schema", ["(Tensor x, Tensor y) -> Tensor", "(Tensor[] x, Tensor y) -> Tensor"])
+def test_needs_input_grad_is_traced_and_guarded(registry: Registry, ns: str, schema: str) -> None:
+    is_list = "[]" in schema
+
+    def kernel(x: Any, y: Tensor) -> Tensor:
+        return (x[0] if is_list else x) * y
+
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        x, y = ctx.saved_tensors
+        of_x, of_y = ctx.needs_input_grad
+        grad_x = grad * y if (of_x[0] if is_list else of_x) else None
+        return [grad_x] if is_list else grad_x, grad * x if of_y else None
+
+    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
+        assert len(ctx.needs_input_grad) == 2
+        ctx.save_for_backward(inputs[0][0] if is_list else inputs[0], inputs[1])
+
+    op: Any = registry.custom_op(f"{ns}::f", kernel, mutates_args=(), schema=schema)
+    op.register_autograd(backward, setup_context=setup_context)
+    graphs: list[Any] = []
+
+    def count(graph: Any, _inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph
+
+    for needs_y in (True, True, False, True, False):
+        x, y = torch.ones(2, requires_grad=True), torch.full((2,), 3.0, requires_grad=needs_y)
+        loss = op([x] if is_list else x, y).sum()
+        with torch._dynamo.compiled_autograd._enable(torch.compile(backend=count, fullgraph=True)):
+            loss.backward()
+        torch.testing.assert_close(x.grad, torch.full((2,), 3.0))
+        assert (y.grad is not None) is needs_y
+    assert len(graphs) == 2

@@ -88,16 +88,14 @@ def forward(_ctx, _kernel, x):
     _result = _kernel(x)
     if _type(_result) is not _tuple:
         _result = _tuple(_result)
-    _needs = _ctx.needs_input_grad[1:]
-    _ctx.needs_input_grad = _needs
-    _kept = _ctx.__dict__
     _finish(_ctx, (x,), _result)
-    if not _compares.is_on:
-        _kept['_customops_expected'] = (None,) * _len(_needs)
-    elif _type(_kernel) is _partial:
-        _kept['_customops_expected'] = (_metadata(x) if _needs[0] else None,)
+    if _compares.is_on:
+        __, _needs_x, = _ctx._customops_raw_flags
+        _like = _metadata if _type(_kernel) is _partial else _facts
+        _ctx._customops_expected = (_like(x) if _needs_x else None,)
     else:
-        _kept['_customops_expected'] = (_facts(x) if _needs[0] else None,)
+        _ctx._customops_expected = (None,)
+    _ctx._customops_flags = _ctx._customops_raw_flags
     return _result
 
 # Autograd, backward
@@ -109,16 +107,20 @@ def backward(_ctx, *_grads):
         _seen = _unpacked_once(_ctx)
     if _ctx._customops_untracked is not None and _may_be_differentiated():
         _seen = _guarded(_ctx, _op)
-    if _autocast_is_on():
-        _result = _call_without_autocast(_fn, _seen, *_grads)
-    else:
-        _result = _fn(_seen, *_grads)
+    try:
+        if _autocast_is_on():
+            _result = _call_without_autocast(_fn, _seen, *_grads)
+        else:
+            _result = _fn(_seen, *_grads)
+    except _AttributeError as _error:
+        _ctx._customops_missing(_error)
+        raise
     _likes = _ctx._customops_expected
     if _type(_result) is _tuple and _len(_result) == 1:
         _grad_x, = _result
         _like_x, = _likes
         if ((_like_x is None or _like_x == (_grad_x.shape, _grad_x.dtype, _grad_x.device)) if _isinstance(_grad_x, _Tensor) else _grad_x is _like_x):
-            _was_right()
+            _compares.is_on = False
             return None, _grad_x
     _none_allowed = _any(grad is None for grad in _grads)
     return None, *_check(_result, _likes, none_allowed=_none_allowed)

@@ -71,17 +71,10 @@ def kernel(___from, _____debug__, ___await=___default_2):
 # Autograd, forward
 def forward(___ctx, ___kernel, ___from, _____debug__, *___rest):
     ___result = ___kernel(___from, _____debug__, *___rest)
-    ___needs = ___ctx.needs_input_grad[1:]
-    ___ctx.needs_input_grad = ___needs
-    ___kept = ___ctx.__dict__
-    if '_customops_materialize' in ___kept:
-        ___finish(___ctx, (___from, _____debug__, *___rest), (___result,))
-    if not ___compares.is_on:
-        ___kept['_customops_expected'] = (None,) * ___len(___needs)
-    elif ___type(___kernel) is ___partial:
-        ___kept['_customops_expected'] = (___metadata(___from) if ___needs[0] else None, None, *(___metadata(x) if flag else None for x, flag in ___zip(___rest, ___needs[2:])))
-    else:
-        ___kept['_customops_expected'] = (___facts(___from) if ___needs[0] else None, None, *(___metadata(x) if flag else None for x, flag in ___zip(___rest, ___needs[2:])))
+    ____, ___needs_from, ____, *___needs_rest, = ___ctx._customops_raw_flags
+    ___like = ___metadata if ___type(___kernel) is ___partial else ___facts
+    ___ctx._customops_expected = (___like(___from) if ___needs_from else None, None, *(None,) * ___len(___rest))
+    ___ctx._customops_flags = ___ctx._customops_raw_flags
     return ___result
 
 # Autograd, backward
@@ -91,16 +84,19 @@ def backward(___ctx, *___grads):
         ___seen = ___unpacked_once(___ctx)
     if ___ctx._customops_untracked is not None and ___may_be_differentiated():
         ___seen = ___guarded(___ctx, ___op)
-    if ___autocast_is_on():
-        ___result = ___call_without_autocast(___fn, ___seen, *___grads)
-    else:
-        ___result = ___fn(___seen, *___grads)
+    try:
+        if ___autocast_is_on():
+            ___result = ___call_without_autocast(___fn, ___seen, *___grads)
+        else:
+            ___result = ___fn(___seen, *___grads)
+    except ___AttributeError as ___error:
+        ___ctx._customops_missing(___error)
+        raise
     ___likes = ___ctx._customops_expected
     if ___type(___result) is ___tuple and ___len(___result) in (___len(___likes), 3):
         ___grad_from, ___grad___debug__, ___grad_await, = (*___result, None)[:3]
         ___like_from, ___like___debug__, ___like_await, = (*___likes, ___left_out)[:3]
         if ((___like_from is None or ___like_from == (___grad_from.shape, ___grad_from.dtype, ___grad_from.device)) if ___isinstance(___grad_from, ___Tensor) else ___grad_from is ___like_from) and ___grad___debug__ is None and ___grad_await is None:
-            ___was_right()
             return None, *(___grad_from, ___grad___debug__, ___grad_await)[:___len(___likes)]
     ___none_allowed = ___any(grad is None for grad in ___grads)
     return None, *___check(___result, ___likes, none_allowed=___none_allowed)

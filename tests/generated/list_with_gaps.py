@@ -75,17 +75,11 @@ def forward(_ctx, _kernel, _outcome, *_flat):
     xs = _flat[0:]
     _result = _kernel(_list(xs))
     _result = (_result[0], _list(_result[1]))
-    _needs = _ctx.needs_input_grad[2:]
-    _needs_xs = _list(_needs[0:])
-    _ctx.needs_input_grad = (_needs_xs,)
-    _kept = _ctx.__dict__
+    _needs = _ctx._customops_raw_flags[2:]
+    _like = _metadata if _type(_kernel) is _partial else _facts
+    _ctx._customops_expected = ([_like(x) if flag else None for x, flag in _zip(xs, _needs[0:])] if False in _needs[0:] else [*_map(_like, xs)],)
     _finish(_ctx, _flat, _result)
-    if not _compares.is_on:
-        _kept['_customops_expected'] = ([None] * _len(xs),)
-    elif _type(_kernel) is _partial:
-        _kept['_customops_expected'] = ([_metadata(x) if flag else None for x, flag in _zip(xs, _needs_xs)],)
-    else:
-        _kept['_customops_expected'] = ([_facts(x) if flag else None for x, flag in _zip(xs, _needs_xs)],)
+    _ctx._customops_flags = _ctx._customops_raw_flags
     _result, _outcome.lengths = _flatten(_result, (False, True))
     _ctx._customops_outputs = _outcome.lengths
     return _result
@@ -100,10 +94,14 @@ def backward(_ctx, *_grads):
         _seen = _unpacked_once(_ctx)
     if _ctx._customops_untracked is not None and _may_be_differentiated():
         _seen = _guarded(_ctx, _op)
-    if _autocast_is_on():
-        _result = _call_without_autocast(_fn, _seen, *_grads)
-    else:
-        _result = _fn(_seen, *_grads)
+    try:
+        if _autocast_is_on():
+            _result = _call_without_autocast(_fn, _seen, *_grads)
+        else:
+            _result = _fn(_seen, *_grads)
+    except _AttributeError as _error:
+        _ctx._customops_missing(_error)
+        raise
     _likes = _ctx._customops_expected
     if _type(_result) is _tuple and _len(_result) == 1:
         _grad_xs, = _result
@@ -111,7 +109,6 @@ def backward(_ctx, *_grads):
         if _grad_xs is None:
             _grad_xs = _none_for_each(_like_xs)
         if _list_fits(_grad_xs, _like_xs):
-            _was_right()
             return None, None, *_grad_xs
     _none_allowed = _any(grad is None for grad in _flat_items(_grads))
     return None, None, *_check(_result, _likes, none_allowed=_none_allowed)

@@ -76,17 +76,11 @@ def forward(_ctx, _kernel, *_flat):
     _result = _kernel(_list(xs), y)
     if _type(_result) is not _list:
         _result = _list(_result)
-    _needs = _ctx.needs_input_grad[1:]
-    _needs_xs = _list(_needs[1:])
-    _ctx.needs_input_grad = (_needs_xs, _needs[0])
-    _kept = _ctx.__dict__
+    _needs = _ctx._customops_raw_flags[1:]
+    _like = _metadata if _type(_kernel) is _partial else _facts
+    _ctx._customops_expected = (_like(y) if _needs[0] else None, [_like(x) if flag else None for x, flag in _zip(xs, _needs[1:])] if False in _needs[1:] else [*_map(_like, xs)])
     _finish(_ctx, _flat, (_result,))
-    if not _compares.is_on:
-        _kept['_customops_expected'] = (None, [None] * _len(xs))
-    elif _type(_kernel) is _partial:
-        _kept['_customops_expected'] = (_metadata(y) if _needs[0] else None, [_metadata(x) if flag else None for x, flag in _zip(xs, _needs_xs)])
-    else:
-        _kept['_customops_expected'] = (_facts(y) if _needs[0] else None, [_facts(x) if flag else None for x, flag in _zip(xs, _needs_xs)])
+    _ctx._customops_flags = _ctx._customops_raw_flags
     return _tuple(_result)
 
 # Autograd, backward
@@ -99,10 +93,14 @@ def backward(_ctx, *_grads):
         _seen = _unpacked_once(_ctx)
     if _ctx._customops_untracked is not None and _may_be_differentiated():
         _seen = _guarded(_ctx, _op)
-    if _autocast_is_on():
-        _result = _call_without_autocast(_fn, _seen, *_grads)
-    else:
-        _result = _fn(_seen, *_grads)
+    try:
+        if _autocast_is_on():
+            _result = _call_without_autocast(_fn, _seen, *_grads)
+        else:
+            _result = _fn(_seen, *_grads)
+    except _AttributeError as _error:
+        _ctx._customops_missing(_error)
+        raise
     _likes = _ctx._customops_expected
     if _type(_result) is _tuple and _len(_result) == 2:
         _grad_xs, _grad_y, = _result
@@ -110,7 +108,6 @@ def backward(_ctx, *_grads):
         if _grad_xs is None:
             _grad_xs = _none_for_each(_like_xs)
         if ((_like_y is None or _like_y == (_grad_y.shape, _grad_y.dtype, _grad_y.device)) if _isinstance(_grad_y, _Tensor) else _grad_y is _like_y) and _list_fits(_grad_xs, _like_xs):
-            _was_right()
             return None, _grad_y, *_grad_xs
     _none_allowed = _any(grad is None for grad in _flat_items(_grads))
     return None, *_check(_result, _likes, none_allowed=_none_allowed)

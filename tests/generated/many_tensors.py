@@ -77,17 +77,10 @@ def kernel(a, b, c, d):
 # Autograd, forward
 def forward(_ctx, _kernel, a, b, c, d):
     _result = _kernel(a, b, c, d)
-    _needs = _ctx.needs_input_grad[1:]
-    _ctx.needs_input_grad = _needs
-    _kept = _ctx.__dict__
-    if '_customops_materialize' in _kept:
-        _finish(_ctx, (a, b, c, d), (_result,))
-    if not _compares.is_on:
-        _kept['_customops_expected'] = (None,) * _len(_needs)
-    elif _type(_kernel) is _partial:
-        _kept['_customops_expected'] = (_metadata(a) if _needs[0] else None, _metadata(b) if _needs[1] else None, _metadata(c) if _needs[2] else None, _metadata(d) if _needs[3] else None)
-    else:
-        _kept['_customops_expected'] = (_facts(a) if _needs[0] else None, _facts(b) if _needs[1] else None, _facts(c) if _needs[2] else None, _facts(d) if _needs[3] else None)
+    __, _needs_a, _needs_b, _needs_c, _needs_d, = _ctx._customops_raw_flags
+    _like = _metadata if _type(_kernel) is _partial else _facts
+    _ctx._customops_expected = (_like(a) if _needs_a else None, _like(b) if _needs_b else None, _like(c) if _needs_c else None, _like(d) if _needs_d else None)
+    _ctx._customops_flags = _ctx._customops_raw_flags
     return _result
 
 # Autograd, backward
@@ -97,16 +90,19 @@ def backward(_ctx, *_grads):
         _seen = _unpacked_once(_ctx)
     if _ctx._customops_untracked is not None and _may_be_differentiated():
         _seen = _guarded(_ctx, _op)
-    if _autocast_is_on():
-        _result = _call_without_autocast(_fn, _seen, *_grads)
-    else:
-        _result = _fn(_seen, *_grads)
+    try:
+        if _autocast_is_on():
+            _result = _call_without_autocast(_fn, _seen, *_grads)
+        else:
+            _result = _fn(_seen, *_grads)
+    except _AttributeError as _error:
+        _ctx._customops_missing(_error)
+        raise
     _likes = _ctx._customops_expected
     if _type(_result) is _tuple and _len(_result) == 4:
         _grad_a, _grad_b, _grad_c, _grad_d, = _result
         _like_a, _like_b, _like_c, _like_d, = _likes
         if ((_like_a is None or _like_a == (_grad_a.shape, _grad_a.dtype, _grad_a.device)) if _isinstance(_grad_a, _Tensor) else _grad_a is _like_a) and ((_like_b is None or _like_b == (_grad_b.shape, _grad_b.dtype, _grad_b.device)) if _isinstance(_grad_b, _Tensor) else _grad_b is _like_b) and ((_like_c is None or _like_c == (_grad_c.shape, _grad_c.dtype, _grad_c.device)) if _isinstance(_grad_c, _Tensor) else _grad_c is _like_c) and ((_like_d is None or _like_d == (_grad_d.shape, _grad_d.dtype, _grad_d.device)) if _isinstance(_grad_d, _Tensor) else _grad_d is _like_d):
-            _was_right()
             return None, _grad_a, _grad_b, _grad_c, _grad_d
     _none_allowed = _any(grad is None for grad in _grads)
     return None, *_check(_result, _likes, none_allowed=_none_allowed)

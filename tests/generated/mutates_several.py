@@ -22,8 +22,11 @@ def autograd(_keyset, /, x, ys):
                 _result = _structure(_result, _fn)
             try:
                 _alias = (
-                    not _all(_map(_is_own, _map(_storage, (_result,))))
-                    or _any_alias((x, ys), {}, (_result,))
+                    not (
+                        (_s := _result.untyped_storage()).resizable() and _uses(_s._cdata) == 2
+                    )
+                    or _result is x
+                    or _id(_result) in _map(_id, ys or ())
                 )
             except _RuntimeError:
                 _alias = True  # perhaps: a layout without a storage of its own
@@ -56,8 +59,11 @@ def kernel(x, ys):
         _result = _structure(_result, _fn)
     try:
         _alias = (
-            not _all(_map(_is_own, _map(_storage, (_result,))))
-            or _any_alias((x, ys), {}, (_result,))
+            not (
+                (_s := _result.untyped_storage()).resizable() and _uses(_s._cdata) == 2
+            )
+            or _result is x
+            or _id(_result) in _map(_id, ys or ())
         )
     except _RuntimeError:
         _alias = True  # perhaps: a layout without a storage of its own
@@ -83,8 +89,11 @@ def kernel(x, ys):
         _result = _structure(_result, _fn)
     try:
         _alias = (
-            not _all(_map(_is_own, _map(_storage, (_result,))))
-            or _any_alias((x, ys), {}, (_result,))
+            not (
+                (_s := _result.untyped_storage()).resizable() and _uses(_s._cdata) == 2
+            )
+            or _result is x
+            or _id(_result) in _map(_id, ys or ())
         )
     except _RuntimeError:
         _alias = True  # perhaps: a layout without a storage of its own
@@ -112,8 +121,11 @@ def ad_inplace_or_view(_keyset, /, x, ys):
             _result = _structure(_result, _fn)
         try:
             _alias = (
-                not _all(_map(_is_own, _map(_storage, (_result,))))
-                or _any_alias((x, ys), {}, (_result,))
+                not (
+                    (_s := _result.untyped_storage()).resizable() and _uses(_s._cdata) == 2
+                )
+                or _result is x
+                or _id(_result) in _map(_id, ys or ())
             )
         except _RuntimeError:
             _alias = True  # perhaps: a layout without a storage of its own
@@ -141,16 +153,10 @@ def forward(_ctx, _kernel, _outcome, *_flat):
     _outputs = _mutation.end(_ctx, _outcome, _inputs, (_result,), _dirty)
     x = _inputs[0]
     ys = _inputs[1]
-    _needs = _ctx.needs_input_grad[2:]
-    _needs_ys = _list(_needs[1:])
-    _ctx.needs_input_grad = (_needs[0], _needs_ys)
-    _kept = _ctx.__dict__
-    if '_customops_materialize' in _kept:
-        _finish(_ctx, _flat, _outputs)
-    if not _compares.is_on:
-        _kept['_customops_expected'] = (None, [None] * _len(ys))
-    else:
-        _kept['_customops_expected'] = (_metadata(x) if _needs[0] else None, [_metadata(x) if flag else None for x, flag in _zip(ys, _needs_ys)])
+    _needs = _ctx._customops_raw_flags[2:]
+    _like = _metadata
+    _ctx._customops_expected = (_like(x) if _needs[0] else None, [_like(x) if flag else None for x, flag in _zip(ys, _needs[1:])] if False in _needs[1:] else [*_map(_like, ys)])
+    _ctx._customops_flags = _ctx._customops_raw_flags
     return _mutation.flatten_outputs(_ctx, _outcome, _outputs)
 
 # Autograd, backward
@@ -163,10 +169,14 @@ def backward(_ctx, *_grads):
         _seen = _unpacked_once(_ctx)
     if _ctx._customops_untracked is not None and _may_be_differentiated():
         _seen = _guarded(_ctx, _op)
-    if _autocast_is_on():
-        _result = _call_without_autocast(_fn, _seen, *_grads)
-    else:
-        _result = _fn(_seen, *_grads)
+    try:
+        if _autocast_is_on():
+            _result = _call_without_autocast(_fn, _seen, *_grads)
+        else:
+            _result = _fn(_seen, *_grads)
+    except _AttributeError as _error:
+        _ctx._customops_missing(_error)
+        raise
     _likes = _ctx._customops_expected
     if _type(_result) is _tuple and _len(_result) == 2:
         _grad_x, _grad_ys, = _result
@@ -174,7 +184,6 @@ def backward(_ctx, *_grads):
         if _grad_ys is None:
             _grad_ys = _none_for_each(_like_ys)
         if ((_like_x is None or _like_x == (_grad_x.shape, _grad_x.dtype, _grad_x.device)) if _isinstance(_grad_x, _Tensor) else _grad_x is _like_x) and _list_fits(_grad_ys, _like_ys):
-            _was_right()
             return None, None, _grad_x, *_grad_ys
     _none_allowed = _any(grad is None for grad in _grads)
     return None, None, *_check(_result, _likes, none_allowed=_none_allowed)

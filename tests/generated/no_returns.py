@@ -55,15 +55,8 @@ def apply(_kernel, x):
 # Autograd, forward
 def forward(_ctx, _kernel, x):
     _result = _kernel(x)
-    _needs = _ctx.needs_input_grad[1:]
-    _ctx.needs_input_grad = (_needs[0],)
-    _kept = _ctx.__dict__
-    if '_customops_materialize' in _kept:
-        _finish(_ctx, (x,), ())
-    if not _compares.is_on:
-        _kept['_customops_expected'] = (None,)
-    elif _type(_kernel) is _partial:
-        _kept['_customops_expected'] = (_metadata(x) if _needs[0] else None,)
-    else:
-        _kept['_customops_expected'] = (_facts(x) if _needs[0] else None,)
+    __, _needs_x, = _ctx._customops_raw_flags
+    _like = _metadata if _type(_kernel) is _partial else _facts
+    _ctx._customops_expected = (_like(x) if _needs_x else None,)
+    _ctx._customops_flags = _ctx._customops_raw_flags
     return ()

@@ -55,15 +55,6 @@ def apply(_kernel, size, **_named):
 # Autograd, forward
 def forward(_ctx, _kernel, _named, size):
     _result = _kernel(_list(size), **_named)
-    _needs = _ctx.needs_input_grad[2:]
-    _ctx.needs_input_grad = (False,)
-    _kept = _ctx.__dict__
-    if '_customops_materialize' in _kept:
-        _finish(_ctx, (size,), (_result,))
-    if not _compares.is_on:
-        _kept['_customops_expected'] = (None,)
-    elif _type(_kernel) is _partial:
-        _kept['_customops_expected'] = (None,)
-    else:
-        _kept['_customops_expected'] = (None,)
+    _ctx._customops_expected = (None,)
+    _ctx._customops_flags = _ctx._customops_raw_flags
     return _result

@@ -72,17 +72,10 @@ def kernel(x):
 # Autograd, forward
 def forward(_ctx, _kernel, x):
     _result = _kernel(x)
-    _needs = _ctx.needs_input_grad[1:]
-    _ctx.needs_input_grad = _needs
-    _kept = _ctx.__dict__
-    if '_customops_materialize' in _kept:
-        _finish(_ctx, (x,), (_result,))
-    if not _compares.is_on:
-        _kept['_customops_expected'] = (None,) * _len(_needs)
-    elif _type(_kernel) is _partial:
-        _kept['_customops_expected'] = (_metadata(x) if _needs[0] else None,)
-    else:
-        _kept['_customops_expected'] = (_facts(x) if _needs[0] else None,)
+    __, _needs_x, = _ctx._customops_raw_flags
+    _like = _metadata if _type(_kernel) is _partial else _facts
+    _ctx._customops_expected = (_like(x) if _needs_x else None,)
+    _ctx._customops_flags = _ctx._customops_raw_flags
     return _result
 
 # Autograd, backward
@@ -90,16 +83,19 @@ def backward(_ctx, *_grads):
     _seen = _ctx
     if _ctx._customops_hooked:
         _seen = _unpacked_once(_ctx)
-    if _autocast_is_on():
-        _result = _call_without_autocast(_fn, _seen, *_grads)
-    else:
-        _result = _fn(_seen, *_grads)
+    try:
+        if _autocast_is_on():
+            _result = _call_without_autocast(_fn, _seen, *_grads)
+        else:
+            _result = _fn(_seen, *_grads)
+    except _AttributeError as _error:
+        _ctx._customops_missing(_error)
+        raise
     _likes = _ctx._customops_expected
     if _type(_result) is _tuple and _len(_result) == 1:
         _grad_x, = _result
         _like_x, = _likes
         if ((_like_x is None or _like_x == (_grad_x.shape, _grad_x.dtype, _grad_x.device)) if _isinstance(_grad_x, _Tensor) else _grad_x is _like_x):
-            _was_right()
             return None, _grad_x
     _none_allowed = _any(grad is None for grad in _grads)
     return None, *_check(_result, _likes, none_allowed=_none_allowed)

@@ -101,13 +101,8 @@ def forward(_ctx, _kernel, _outcome, x, out):
     _outputs = _mutation.end(_ctx, _outcome, _inputs, (_result,), _dirty)
     x = _inputs[0]
     out = _inputs[1]
-    _needs = _ctx.needs_input_grad[2:]
-    _ctx.needs_input_grad = (_needs[0], _needs[1])
-    _kept = _ctx.__dict__
-    if '_customops_materialize' in _kept:
-        _finish(_ctx, _flat, _outputs)
-    if not _compares.is_on:
-        _kept['_customops_expected'] = (None, None)
-    else:
-        _kept['_customops_expected'] = (_metadata(x) if _needs[0] else None, _metadata(out) if _needs[1] else None)
+    __, __, _needs_x, _needs_out, = _ctx._customops_raw_flags
+    _like = _metadata
+    _ctx._customops_expected = (_like(x) if _needs_x else None, _like(out) if _needs_out else None)
+    _ctx._customops_flags = _ctx._customops_raw_flags
     return _mutation.flatten_outputs(_ctx, _outcome, _outputs)

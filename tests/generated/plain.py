@@ -74,8 +74,6 @@ def kernel(x, y, by):
 # Autograd, forward
 def forward(_ctx, _kernel, x, y, by):
     _result = _kernel(x, y, by)
-    _needs = _ctx.needs_input_grad[1:]
-    _ctx.needs_input_grad = _needs
     _kept = _ctx.__dict__
     if _type(_kernel) is _partial and _transforms_active() or _autocast_is_on():
         _set_up(_ctx, (x, y, by), {}, _result)
@@ -90,16 +88,14 @@ def forward(_ctx, _kernel, x, y, by):
             _untracked = True
     if _untracked:
         _record_untracked(_ctx, (x, y, by), (*(x, y, by), _result))
-    if _saved_tensors_hooks(True) is not None:
+    if _ctx.to_save and _saved_tensors_hooks(True) is not None:
         _ctx._customops_hooked = True
     if '_customops_materialize' in _kept:
         _finish(_ctx, (x, y, by), (_result,))
-    if not _compares.is_on:
-        _kept['_customops_expected'] = (None,) * _len(_needs)
-    elif _type(_kernel) is _partial:
-        _kept['_customops_expected'] = (_metadata(x) if _needs[0] else None, _metadata(y) if _needs[1] else None, None)
-    else:
-        _kept['_customops_expected'] = (_facts(x) if _needs[0] else None, _facts(y) if _needs[1] else None, None)
+    __, _needs_x, _needs_y, __, = _ctx._customops_raw_flags
+    _like = _metadata if _type(_kernel) is _partial else _facts
+    _ctx._customops_expected = (_like(x) if _needs_x else None, _like(y) if _needs_y else None, None)
+    _ctx._customops_flags = _ctx._customops_raw_flags
     return _result
 
 # Autograd, backward
@@ -109,16 +105,19 @@ def backward(_ctx, *_grads):
         _seen = _unpacked_once(_ctx)
     if _ctx._customops_untracked is not None and _may_be_differentiated():
         _seen = _guarded(_ctx, _op)
-    if _autocast_is_on():
-        _result = _call_without_autocast(_fn, _seen, *_grads)
-    else:
-        _result = _fn(_seen, *_grads)
+    try:
+        if _autocast_is_on():
+            _result = _call_without_autocast(_fn, _seen, *_grads)
+        else:
+            _result = _fn(_seen, *_grads)
+    except _AttributeError as _error:
+        _ctx._customops_missing(_error)
+        raise
     _likes = _ctx._customops_expected
     if _type(_result) is _tuple and _len(_result) == 3:
         _grad_x, _grad_y, _grad_by, = _result
         _like_x, _like_y, _like_by, = _likes
         if ((_like_x is None or _like_x == (_grad_x.shape, _grad_x.dtype, _grad_x.device)) if _isinstance(_grad_x, _Tensor) else _grad_x is _like_x) and ((_like_y is None or _like_y == (_grad_y.shape, _grad_y.dtype, _grad_y.device)) if _isinstance(_grad_y, _Tensor) else _grad_y is _like_y) and _grad_by is None:
-            _was_right()
             return None, _grad_x, _grad_y, _grad_by
     _none_allowed = _any(grad is None for grad in _grads)
     return None, *_check(_result, _likes, none_allowed=_none_allowed)

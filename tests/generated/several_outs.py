@@ -110,12 +110,9 @@ def forward(_ctx, _kernel, _outcome, x, u, v):
     x = _inputs[0]
     u = _inputs[1]
     v = _inputs[2]
-    _needs = _ctx.needs_input_grad[2:]
-    _ctx.needs_input_grad = (_needs[0], _needs[1], _needs[2])
-    _kept = _ctx.__dict__
+    __, __, _needs_x, _needs_u, _needs_v, = _ctx._customops_raw_flags
+    _like = _metadata
+    _ctx._customops_expected = (_like(x) if _needs_x else None, _like(u) if _needs_u else None, _like(v) if _needs_v else None)
     _finish(_ctx, _flat, _outputs)
-    if not _compares.is_on:
-        _kept['_customops_expected'] = (None, None, None)
-    else:
-        _kept['_customops_expected'] = (_metadata(x) if _needs[0] else None, _metadata(u) if _needs[1] else None, _metadata(v) if _needs[2] else None)
+    _ctx._customops_flags = _ctx._customops_raw_flags
     return _mutation.flatten_outputs(_ctx, _outcome, _outputs)

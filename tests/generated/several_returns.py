@@ -84,8 +84,6 @@ def forward(_ctx, _kernel, x, y):
     _result = _kernel(x, y)
     if _type(_result) is not _tuple:
         _result = _tuple(_result)
-    _needs = _ctx.needs_input_grad[1:]
-    _ctx.needs_input_grad = _needs
     _kept = _ctx.__dict__
     if _type(_kernel) is _partial and _transforms_active() or _autocast_is_on():
         _set_up(_ctx, (x, y), {}, _result)
@@ -100,15 +98,13 @@ def forward(_ctx, _kernel, x, y):
             _untracked = True
     if _untracked:
         _record_untracked(_ctx, (x, y), (*(x, y), _result[0], _result[1]))
-    if _saved_tensors_hooks(True) is not None:
+    if _ctx.to_save and _saved_tensors_hooks(True) is not None:
         _ctx._customops_hooked = True
     _finish(_ctx, (x, y), _result)
-    if not _compares.is_on:
-        _kept['_customops_expected'] = (None,) * _len(_needs)
-    elif _type(_kernel) is _partial:
-        _kept['_customops_expected'] = (_metadata(x) if _needs[0] else None, _metadata(y) if _needs[1] else None)
-    else:
-        _kept['_customops_expected'] = (_facts(x) if _needs[0] else None, _facts(y) if _needs[1] else None)
+    __, _needs_x, _needs_y, = _ctx._customops_raw_flags
+    _like = _metadata if _type(_kernel) is _partial else _facts
+    _ctx._customops_expected = (_like(x) if _needs_x else None, _like(y) if _needs_y else None)
+    _ctx._customops_flags = _ctx._customops_raw_flags
     return _result
 
 # Autograd, backward
@@ -120,16 +116,19 @@ def backward(_ctx, *_grads):
         _seen = _unpacked_once(_ctx)
     if _ctx._customops_untracked is not None and _may_be_differentiated():
         _seen = _guarded(_ctx, _op)
-    if _autocast_is_on():
-        _result = _call_without_autocast(_fn, _seen, *_grads)
-    else:
-        _result = _fn(_seen, *_grads)
+    try:
+        if _autocast_is_on():
+            _result = _call_without_autocast(_fn, _seen, *_grads)
+        else:
+            _result = _fn(_seen, *_grads)
+    except _AttributeError as _error:
+        _ctx._customops_missing(_error)
+        raise
     _likes = _ctx._customops_expected
     if _type(_result) is _tuple and _len(_result) == 2:
         _grad_x, _grad_y, = _result
         _like_x, _like_y, = _likes
         if ((_like_x is None or _like_x == (_grad_x.shape, _grad_x.dtype, _grad_x.device)) if _isinstance(_grad_x, _Tensor) else _grad_x is _like_x) and ((_like_y is None or _like_y == (_grad_y.shape, _grad_y.dtype, _grad_y.device)) if _isinstance(_grad_y, _Tensor) else _grad_y is _like_y):
-            _was_right()
             return None, _grad_x, _grad_y
     _none_allowed = _any(grad is None for grad in _grads)
     return None, *_check(_result, _likes, none_allowed=_none_allowed)
