@@ -34,7 +34,7 @@ class Observer(Protocol):
 
 
 #: Those who observe now, the innermost first.
-_observers: list[Observer] = []
+observers: list[Observer] = []
 #: What they put functions around: ``look_for_observers()`` is called when observers came or went.
 _observables: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -52,14 +52,14 @@ def remove_observable(observable: Any) -> None:
 def start(observer: Observer) -> None:
     """Let `observer` see all kernels and calls, in all threads."""
     with lock:
-        _observers.append(observer)
+        observers.append(observer)
         _tell_all()
 
 
 def stop(observer: Observer) -> None:
     with lock:
-        if observer in _observers:
-            _observers.remove(observer)
+        if observer in observers:
+            observers.remove(observer)
             _tell_all()
 
 
@@ -78,13 +78,9 @@ def _tell_all() -> None:
         observable.look_for_observers()
 
 
-def is_observed() -> bool:
-    return bool(_observers)
-
-
 def observed_call(op: Any, fn: Fn) -> Fn:
     """`fn`, or what observers put around it."""
-    for observer in _observers:
+    for observer in observers:
         fn = observer.around_call(op, fn)
     return fn
 
@@ -133,7 +129,7 @@ class CurrentKernel:
 
     def look_for_observers(self) -> None:
         fn = self.inspected or self.registered
-        for observer in _observers:
+        for observer in observers:
             fn = observer.around_kernel(self, fn)
         self.fn = fn
 

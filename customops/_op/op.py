@@ -23,7 +23,7 @@ from customops._codegen.lowering import Lowering
 from customops._describe import Described
 from customops._dispatch import fingerprint, names
 from customops._dispatch.callbacks import Fn, bind_kernel
-from customops._dispatch.current_kernel import add_observable, is_observed, observed_call, remove_observable
+from customops._dispatch.current_kernel import add_observable, observed_call, observers, remove_observable
 from customops._dispatch.names import Name, check_devices, device_list
 from customops._dispatch.operator import OperatorHandle, OpSpec, Options, remove
 from customops._dispatch.registrations import Registration, Undo, lock, nothing
@@ -101,6 +101,8 @@ class CustomOpDef(Described[P], Register[P, R]):
     _entry: Fn
     #: ``_complete(*args, **kwargs) -> (args, kwargs)``, with what is computed, of an op with ``computed_args``.
     _complete: Fn | None
+    #: Do kernels get their arguments as they are, where torch can do that?
+    _takes_objects: bool = False
     #: What `_choose_call` was last done for.
     _called_as: Options | None = None
     #: Of a lazy op that is not defined yet, or is being defined. It has neither `_definition` nor `_rules` then, and
@@ -289,7 +291,9 @@ class CustomOpDef(Described[P], Register[P, R]):
         self._definition, self._opoverload = operator, operator.overload
         if self._called_as != operator.options:  # else it comes back, and has its call
             self._choose_call()
-        self._compute_entry()
+        may_take = operator.has_own_rules and _torch.library.CAN_DISPATCH_OBJECTS
+        self._takes_objects = may_take and operator.schema.is_of_tensors
+        self.look_for_observers()
         self._rules.bind(operator, self._compute_entry)
         if operator.has_own_rules and operator.library is not None:
             self._torch_view = _torch.library.claim(operator.qualname, self, operator.library)
@@ -352,15 +356,17 @@ class CustomOpDef(Described[P], Register[P, R]):
         if self._declaration is not None:
             return
         operator = self._definition
-        if operator.removed is None and operator.has_own_rules and operator.schema.is_of_tensors:
-            _torch.library.dispatch_objects(self._opoverload, enabled=not is_observed())
         entry = _torch.library.entry_of(self._opoverload)
         guarded = self._rules.autograd.call_guard(entry) if operator.removed is None else entry
         self._entry = observed_call(self, guarded)
         if operator.removed is None and names.waits(operator.name.namespace):
             self._entry = functools.partial(self._first_call, self._entry)
 
-    look_for_observers = _compute_entry
+    def look_for_observers(self) -> None:
+        """Profilers see no op whose arguments go to its kernel as they are."""
+        if self._takes_objects:
+            _torch.library.dispatch_objects(self._opoverload, enabled=not observers)
+        self._compute_entry()
 
     def _first_call(self, entry: Fn, /, *args: Any, **kwargs: Any) -> Any:
         """A call before which the entry points of the namespace are loaded. If these make it, they are being loaded."""
@@ -374,6 +380,7 @@ class CustomOpDef(Described[P], Register[P, R]):
         """Take everything out of the dispatcher; calls raise `error` if the op was one of ours."""
         if self._rules.has_out:
             self._rules.out.end(error)
+        self._takes_objects = False
         remove(self._definition, error)
         self._compute_entry()
 

@@ -209,14 +209,16 @@ name_of_overload: Callable[[OpOverload], str] = operator.attrgetter("_name")
 entry_of: Callable[[OpOverload], Callable[..., Any]] = operator.attrgetter("_op")
 
 
-def dispatch_objects(overload: OpOverload, enabled: bool) -> None:
+CAN_DISPATCH_OBJECTS = hasattr(OpOverload, "_enable_pyobj_dispatch")
+
+
+def dispatch_objects(overload: Any, enabled: bool) -> None:
     """Let the dispatcher hand arguments to kernels in Python as they are: torch 2.14 can, which saves two us a call.
 
     It does so for tensors, and lists of them, that are passed by position, and not None. Ops that take anything else
     lose 0.2 us by it, in which that is found out; those that return a list cannot have it. Profilers do not see it.
     """
-    if hasattr(overload, "_enable_pyobj_dispatch"):
-        overload._enable_pyobj_dispatch(enabled)
+    overload._enable_pyobj_dispatch(enabled)
 
 
 #: What an overload remembers of which kernel a key leads to, for calls under modes. To be cleared when kernels come or

@@ -50,7 +50,7 @@ def test_nothing_is_left_when_it_has_stopped(registry: Registry, ns: str) -> Non
     with profile():
         assert kernel.fn is not scale
     assert kernel.fn is scale
-    assert not current_kernel._observers
+    assert not current_kernel.observers
     with torch.autograd.profiler.profile():
         assert kernel.fn is not scale
     assert kernel.fn is scale

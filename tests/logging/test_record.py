@@ -244,7 +244,7 @@ def test_nothing_is_left_when_it_is_off(op: Any) -> None:
         assert op._entry is not before
     assert kernel.fn is kernel.registered is scale
     assert op._entry == before
-    assert not current_kernel._observers
+    assert not current_kernel.observers
 
 
 # How it is shown -----------------------------------------------------------------------------------------------------
