@@ -40,8 +40,9 @@ class _Python(str):
 #: ``[PYTHON, ...]`` in the place of ``[sys.executable, ...]``: a program that may run in a fork.
 PYTHON = _Python(sys.executable)
 
-#: Variables that are not read during the import of torch and customops.
-_LATER = ("PYTEST_", "PYTHONPATH", "PYTHONIOENCODING", "TORCHINDUCTOR_", "CUSTOMOPS_TEST", "COLUMNS", "TMPDIR")
+#: Variables that are read while Python starts, and torch and the package are imported; but for some.
+_EARLY = ("PYTHON", "TORCH_", "TORCHDYNAMO_", "PYTORCH_", "CUSTOMOPS_", "TRITON_", "CUDA_", "OMP_", "MKL_", "LD_")
+_LATER = ("PYTHONPATH", "PYTHONIOENCODING", "CUSTOMOPS_TEST")
 _ROOT = str(Path(__file__).parents[2])
 #: Modules -> the interpreter that has imported them.
 _interpreters: dict[tuple[str, ...], Interpreter] = {}
@@ -120,7 +121,7 @@ def _may_be_forked(args: Any, words: list[Any], env: Any) -> bool:
         return False
     before, now = _environment, os.environ if env is None else env
     changed = {name for name in before.keys() | now.keys() if before.get(name) != now.get(name)}
-    return all(name.startswith(_LATER) for name in changed)
+    return not any(name.startswith(_EARLY) and name not in _LATER for name in changed)
 
 
 class Interpreter:
