@@ -19,8 +19,6 @@ import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from helpers.warm import PYTHON
-
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "cpp_device"
 
@@ -45,7 +43,7 @@ def python(*arguments: Any) -> subprocess.CompletedProcess[str]:
         [str(ROOT), str(ROOT / "tests"), str(EXAMPLE), *filter(None, [os.environ.get("PYTHONPATH")])]
     )
     code = [] if Path(str(arguments[0])).is_file() else ["-c"]
-    command = [PYTHON, *code, *map(str, arguments)]
+    command = [sys.executable, *code, *map(str, arguments)]
     env = {**os.environ, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": ""}  # torch has one accelerator
     run = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
     assert run.returncode == 0, run.stdout + run.stderr
