@@ -12,11 +12,11 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 #: Lines and files of the package, and of the pytest plugin.
-SIZES = {"customops": (37136, 149), "customops_pytest": (975, 7)}
+SIZES = {"customops": (37137, 149), "customops_pytest": (975, 7)}
 
 #: Calls of functions of the package, and changes of file between them.
 WALKS = {
-    "define": (166, 96),
+    "define": (168, 98),  # with torch 2.14 and later; 166 before
     "register_fake": (17, 12),
     "register_autograd": (31, 18),
     "first call": (109, 57),

@@ -218,10 +218,9 @@ class Schema:
 
     @property
     def is_of_tensors(self) -> bool:
-        """Are all arguments tensors or lists of them, by position, all returns tensors, and none of these a view?"""
-        types = {argument.type for argument in self.positional}
-        returns = {ret.type for ret in self.returns}
-        return types <= {"Tensor", "Tensor[]"} and returns <= {"Tensor"} and not (self.keyword_only or self.is_view)
+        """Are all arguments tensors, passed by position, and all returns new tensors or written arguments?"""
+        types = {each.type for each in (*self.positional, *self.returns)}
+        return types <= {"Tensor"} and not (self.keyword_only or self.is_view)
 
     @cached_property
     def is_differentiable(self) -> bool:

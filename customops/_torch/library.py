@@ -215,8 +215,9 @@ CAN_DISPATCH_OBJECTS = hasattr(OpOverload, "_enable_pyobj_dispatch")
 def dispatch_objects(overload: Any, enabled: bool) -> None:
     """Let the dispatcher hand arguments to kernels in Python as they are: torch 2.14 can, which saves two us a call.
 
-    It does so for tensors, and lists of them, that are passed by position, and not None. Ops that take anything else
-    lose 0.2 us by it, in which that is found out; those that return a list cannot have it. Profilers do not see it.
+    It does so for tensors that are passed by position, and not None. It takes a tensor for a list of tensors, too, so
+    ops with lists do without. All others lose 0.2 us by it, in which their arguments are found to be of other types.
+    What a kernel returns is not looked at. Profilers do not see such calls.
     """
     overload._enable_pyobj_dispatch(enabled)
 

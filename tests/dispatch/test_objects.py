@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import customops
 from customops import Registry
-from customops.errors import UnregisteredError
+from customops.errors import KernelError, UnregisteredError
 
 pytestmark = needs_torch(2, 14, because="torch converts all arguments before")
 
@@ -61,7 +61,7 @@ def returns_list(x: Tensor) -> list[Tensor]:
     ("fn", "mutates", "expected"),
     [
         (of_tensors, (), True),
-        (of_lists, (), True),
+        (of_lists, (), False),
         (writes, ("x",), True),
         (several, (), True),
         (with_number, (), False),
@@ -183,6 +183,19 @@ def test_another_kernel_is_called_at_once(times: Any) -> None:
     times(x, x)
     times.register_kernel("cpu", lambda x, y: x - y)
     assert_close(times(x, x), torch.zeros(3))
+
+
+@pytest.mark.parametrize("check", ["always", "first", "never"])
+def test_what_is_no_tensor_is_not_returned(registry: Registry, ns: str, check: Any) -> None:
+    op = registry.custom_op(f"{ns}::f", of_tensors, mutates_args=(), check=check)
+    x, returned = torch.ones(2), [torch.ones(2), 3]
+    op.register_kernel("cpu", lambda x, y: returned[0])
+    assert takes_objects(op)
+    op(x, x)
+    returned.pop(0)
+    for call in (op, op._opoverload):
+        with pytest.raises(KernelError):
+            call(x, x)
 
 
 def test_several_threads(times: Any) -> None:
