@@ -328,7 +328,6 @@ def emit_kernel_call(
     """
     schema, when = source.schema, source.shape.when
     checks = source.holes["checks"]
-    last = last or (_torch.library.CAN_DISPATCH_OBJECTS and schema.is_of_tensors)  # see `dispatch_objects`
     if last and when != "always":
         checks = f"{source.holes['check_types']}{checks}"
     # For views, torch's own kernel, above, excludes keys that have to be.

@@ -346,6 +346,7 @@ class CustomOpDef(Described[P], Register[P, R]):
                     if kernel.current_kernel.direct is not None:
                         generate_again(kernel.current_kernel.direct, when=options.check)
             self._rules.autograd._changed()
+            self.look_for_observers()
         self._choose_call()
         if before.direct_in_graphs != options.direct_in_graphs:
             compilers.bind_direct_calls(operator)
@@ -363,9 +364,10 @@ class CustomOpDef(Described[P], Register[P, R]):
             self._entry = functools.partial(self._first_call, self._entry)
 
     def look_for_observers(self) -> None:
-        """Profilers see no op whose arguments go to its kernel as they are."""
+        """Profilers see no op whose arguments go to its kernel as they are; and nobody but us looks at its results."""
         if self._takes_objects:
-            _torch.library.dispatch_objects(self._opoverload, enabled=not observers)
+            enabled = not observers and self._definition.options.check == "always"
+            _torch.library.dispatch_objects(self._opoverload, enabled)
         self._compute_entry()
 
     def _first_call(self, entry: Fn, /, *args: Any, **kwargs: Any) -> Any:

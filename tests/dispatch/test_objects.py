@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import customops
 from customops import Registry
-from customops.errors import KernelError, UnregisteredError
+from customops.errors import UnregisteredError
 
 pytestmark = needs_torch(2, 14, because="torch converts all arguments before")
 
@@ -190,12 +190,22 @@ def test_what_is_no_tensor_is_not_returned(registry: Registry, ns: str, check: A
     op = registry.custom_op(f"{ns}::f", of_tensors, mutates_args=(), check=check)
     x, returned = torch.ones(2), [torch.ones(2), 3]
     op.register_kernel("cpu", lambda x, y: returned[0])
-    assert takes_objects(op)
+    assert takes_objects(op) is (check == "always")
     op(x, x)
     returned.pop(0)
     for call in (op, op._opoverload):
-        with pytest.raises(KernelError):
+        with pytest.raises(RuntimeError):
             call(x, x)
+
+
+def test_another_policy_of_checks(registry: Registry, ns: str) -> None:
+    op = registry.custom_op(f"{ns}::f", of_tensors, mutates_args=())
+    registry.configure(ns, check="never")
+    assert not takes_objects(op)
+    assert op._entry is op._opoverload._op
+    registry.configure(ns, check="always")
+    assert takes_objects(op)
+    assert op._entry is op._opoverload._op
 
 
 def test_several_threads(times: Any) -> None:
