@@ -52,7 +52,7 @@ def from_cupy(fn: F, /) -> F:
     def kernel(*args: Any, **kwargs: Any) -> Any:
         tensors = tensors_in((*args, *kwargs.values()))
         if tensors and not tensors[0].is_cuda:
-            arguments.explain(args, kwargs)
+            arguments.explain(*args, **kwargs)
         stream = torch.cuda.current_stream(tensors[0].device if tensors else None)
         if hasattr(cupy.cuda.Stream, "from_external"):  # CuPy 14
             same = cupy.cuda.Stream.from_external(stream)

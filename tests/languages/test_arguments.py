@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
+import types
 from typing import Any
 
 import pytest
@@ -134,6 +137,18 @@ def test_what_the_function_raises() -> None:
         assert fn(torch.ones(2), 1) == 1
     with pytest.raises(TypeError, match="missing 1 required"):
         fn(torch.ones(2))
+
+
+def test_cupy_refuses_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CuPy itself needs a GPU; a tensor elsewhere is refused before it is asked."""
+    monkeypatch.setitem(sys.modules, "cupy", types.ModuleType("cupy"))
+    monkeypatch.delitem(sys.modules, "customops.languages._cupy", raising=False)
+    fn = importlib.import_module("customops.languages._cupy").from_cupy(seen)
+    monkeypatch.delitem(sys.modules, "customops.languages._cupy")
+    for args, named, name in (((0, torch.ones(1)), {}, "y"), ((0,), {"z": torch.ones(1)}, "z")):
+        with pytest.raises(errors.UnsupportedError, match="a tensor on cuda") as caught:
+            fn(*args, **named)
+        assert caught.value.argument == name
 
 
 def test_arguments_by_position_only() -> None:
