@@ -1,4 +1,4 @@
-"""Ops of tensors, on torch 2.14 and later: kernels get their arguments as they are, without conversions."""
+"""Ops that take and return only tensors: from torch 2.14 on, kernels get arguments without a conversion to C++."""
 
 from __future__ import annotations
 
@@ -209,10 +209,10 @@ def test_another_policy_of_checks(registry: Registry, ns: str) -> None:
 
 
 def test_several_threads(times: Any) -> None:
-    x = torch.randn(3, requires_grad=True)
     failed: list[BaseException] = []
 
     def run() -> None:
+        x = torch.randn(3, requires_grad=True)  # not one for all: torch itself may then deadlock (GIL, accumulator)
         try:
             for _ in range(200):
                 (gradient,) = torch.autograd.grad(times(x, x).sum(), x)

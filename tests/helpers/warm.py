@@ -108,8 +108,8 @@ class Popen(subprocess.Popen):  # type: ignore[type-arg]
 
     def _ended(self) -> None:
         assert self._connection is not None
-        status = self._connection.recv(16)
-        self.returncode = os.waitstatus_to_exitcode(int(status)) if status else -signal.SIGKILL
+        status = _receive(self._connection)
+        self.returncode = -signal.SIGKILL if status is None else os.waitstatus_to_exitcode(status)
         self._connection.close()
 
 
@@ -133,8 +133,7 @@ class Interpreter:
         environment = {**_environment, "PYTHONPATH": os.pathsep.join([_ROOT, os.path.join(_ROOT, "tests")])}
         program = "import sys; from helpers import warm; warm.main(*sys.argv[1:])"
         command = [sys.executable, "-X", "faulthandler", "-c", program, self.path, *modules]
-        plain: Any = Popen.__mro__[1]
-        self.process = plain(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self.process: Any = Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self.process.stdout.readline()  # it is listening
         atexit.register(self.end)
 
@@ -147,7 +146,17 @@ class Interpreter:
         connection.connect(self.path)
         socket.send_fds(connection, [len(request).to_bytes(8, "big")], streams)
         connection.sendall(request)
-        return connection, int(connection.recv(16))
+        return connection, _receive(connection) or 0
+
+
+def _send(connection: socket.socket, number: int) -> None:
+    connection.sendall(number.to_bytes(8, "big"))
+
+
+def _receive(connection: socket.socket) -> int | None:
+    """A number, or None if the other side has gone."""
+    found = connection.recv(8, socket.MSG_WAITALL)
+    return int.from_bytes(found, "big") if found else None
 
 
 # The process that forks -----------------------------------------------------------------------------------------------
@@ -181,10 +190,10 @@ def main(path: str, *modules: str) -> None:
     program = os.fork()
     if program != 0:  # wait for it, and tell how it ended
         os.setsid()
-        connection.sendall(str(program).encode())
+        _send(connection, program)
         for fd in streams:
             os.close(fd)
-        connection.sendall(str(os.waitpid(program, 0)[1]).encode())
+        _send(connection, os.waitpid(program, 0)[1])
         os._exit(0)
     connection.close()
     os.setsid()
@@ -212,7 +221,6 @@ def _run(words: list[str], directory: str, environment: dict[str, str]) -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] == "helpers"]:
         del sys.modules[name]
     module = sys.modules["__main__"] = types.ModuleType("__main__")
-    vars(module)["__builtins__"] = __builtins__
     if words[0] == "-c":
         sys.argv[:] = ["-c", *words[2:]]
         exec(compile(words[1], "<string>", "exec"), vars(module))
