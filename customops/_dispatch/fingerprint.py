@@ -19,6 +19,7 @@ import functools
 import hashlib
 import importlib.util
 import logging
+import operator
 import os
 import re
 import sys
@@ -69,7 +70,7 @@ def fingerprint(names: set[str]) -> str | None:
         return None
     walk = _Walk()  # one for all ops: what many of them use is taken apart once
     walk._text(_package())
-    for found, op in sorted([(found, op) for op, found in living], key=lambda pair: pair[0]):
+    for op, found in sorted(living, key=operator.itemgetter(1)):
         walk._text(str(found))
         for value in op._traced():
             walk.add_or_log(value, of=found[0])
@@ -109,7 +110,7 @@ class _Walk:
         self.kept: list[Any] = []  # an id is one of a living object
         self.used: set[tuple[int, str, int]] = set()  # modules, by their names and the functions that use them
         self.function: types.FunctionType | None = None  # the innermost that is taken apart
-        self.most = _MOST
+        self.most = _MOST  # so many of `kept` are looked at
 
     def add_or_log(self, value: Any, of: str) -> None:
         """Add a value, or what is another each time if it cannot be digested, which is logged once."""

@@ -101,7 +101,7 @@ class CustomOpDef(Described[P], Register[P, R]):
     _entry: Fn
     #: ``_complete(*args, **kwargs) -> (args, kwargs)``, with what is computed, of an op with ``computed_args``.
     _complete: Fn | None
-    #: Do kernels get their arguments as they are, where torch can do that?
+    #: May arguments go to kernels without a conversion? See `look_for_observers`.
     _takes_objects: bool = False
     #: What `_choose_call` was last done for.
     _called_as: Options | None = None
@@ -364,8 +364,8 @@ class CustomOpDef(Described[P], Register[P, R]):
             self._entry = functools.partial(self._first_call, self._entry)
 
     def look_for_observers(self) -> None:
-        """Profilers see no op whose arguments go to its kernel as they are; and nobody but us looks at its results."""
-        if self._takes_objects:
+        """See `dispatch_objects` for who needs the conversion: profilers, and results that we do not check."""
+        if self._takes_objects and self._definition.removed is None:
             enabled = not observers and self._definition.options.check == "always"
             _torch.library.dispatch_objects(self._opoverload, enabled)
         self._compute_entry()
@@ -382,7 +382,6 @@ class CustomOpDef(Described[P], Register[P, R]):
         """Take everything out of the dispatcher; calls raise `error` if the op was one of ours."""
         if self._rules.has_out:
             self._rules.out.end(error)
-        self._takes_objects = False
         remove(self._definition, error)
         self._compute_entry()
 

@@ -207,17 +207,15 @@ def overload_of(qualname: str, overload: str = "") -> OpOverload:
 name_of_overload: Callable[[OpOverload], str] = operator.attrgetter("_name")
 #: The C++ function behind an OpOverload.
 entry_of: Callable[[OpOverload], Callable[..., Any]] = operator.attrgetter("_op")
-
-
+#: Does this torch have what `dispatch_objects` asks for?
 CAN_DISPATCH_OBJECTS = hasattr(OpOverload, "_enable_pyobj_dispatch")
 
 
 def dispatch_objects(overload: Any, enabled: bool) -> None:
-    """Let the dispatcher hand arguments to kernels in Python as they are: torch 2.14 can, which saves two us a call.
+    """Let the dispatcher pass tensors to Python kernels without converting them to C++ and back: torch 2.14 can.
 
-    It does so for tensors that are passed by position, and not None. It takes a tensor for a list of tensors, too, so
-    ops with lists do without. All others lose 0.2 us by it, in which their arguments are found to be of other types.
-    What a kernel returns is not looked at. Profilers do not see such calls.
+    It does so for tensors by position. Where another argument is not one, it finds that out, which costs more than is
+    saved. It accepts a tensor for a list of tensors, and any result of a kernel. Profilers do not see such calls.
     """
     overload._enable_pyobj_dispatch(enabled)
 
