@@ -107,6 +107,7 @@ bench: $(TESTING)
 
 bench-check: $(TESTING)
 	$(BIN)/python benchmarks/call_overhead.py --check
+	$(BIN)/python benchmarks/call_parts.py --check
 	$(BIN)/python benchmarks/type_overhead.py --check
 	$(BIN)/python benchmarks/check_overhead.py --check
 	$(BIN)/python benchmarks/backend_overhead.py --check

@@ -8,7 +8,8 @@ A case is one statement, timed for each contender with the same kernel function 
     Function    torch.autograd.Function, no op at all; where gradients are timed
 
 In rows with "bypass" in their names ours is customops.custom_op(..., bypass=True). In those with "eager" it is
-custom_op(..., eager=True), and "Function" the Python function by itself.
+custom_op(..., eager=True), and "Function" the Python function by itself; in those with "raw" it is
+custom_op(..., kernel_calls_torch=False).
 
 In rows that begin with "as", ours is a helper of examples/migrate, and "Library" or "custom_op" is what the library
 that has such a helper does by hand (benchmarks/by_hand.py); for quack that goes past the dispatcher, too.
@@ -150,9 +151,9 @@ SERVED_LIST = Kernel(served_list, "(Tensor[] xs, Tensor y) -> Tensor[]", check="
 LIBRARIES: list[Library] = []
 
 
-def define_ours(name: str, kernel: Kernel, bypass: bool = False, eager: bool = False) -> Fn:
+def define_ours(name: str, kernel: Kernel, bypass: bool = False, **more: bool) -> Fn:
     name = f"{NAMESPACES[OURS]}{'_bypass' * bypass}::{name}"
-    options: dict[str, Any] = {"tags": kernel.tags, "check": kernel.check, "bypass": bypass, "eager": eager}
+    options: dict[str, Any] = {"tags": kernel.tags, "check": kernel.check, "bypass": bypass, **more}
     return customops.custom_op(name, kernel.fn, mutates_args=kernel.mutates, **options)
 
 
@@ -181,10 +182,10 @@ def packets(name: str) -> dict[str, Fn]:
     return {contender: getattr(getattr(torch.ops, namespace), name) for contender, namespace in NAMESPACES.items()}
 
 
-def with_library(kernel: Kernel, bypass: bool) -> dict[str, Fn]:
+def with_library(kernel: Kernel, bypass: bool, **options: bool) -> dict[str, Fn]:
     """Ours, and a bare op."""
     name = f"{kernel.fn.__name__}_{next(NAMES)}"
-    return {OURS: define_ours(name, kernel, bypass), "Library": define_library(name, kernel)}
+    return {OURS: define_ours(name, kernel, bypass, **options), "Library": define_library(name, kernel)}
 
 
 # Gradients ------------------------------------------------------------------------------------------------------
@@ -324,11 +325,18 @@ WHERE: dict[str, tuple[Fn, Fn]] = {
 def serving() -> list[Case]:
     return [
         Case(
-            f"{place}{form}{', bypass' * bypass}", statement, with_library(kernel, bypass), False, context, made_in=made
+            f"{place}{form}{', raw' * (not torch_)}{', bypass' * bypass}",
+            statement,
+            with_library(kernel, bypass, kernel_calls_torch=torch_),
+            False,
+            context,
+            made_in=made,
         )
         for bypass in (False, True)
+        for torch_ in (True, False)
         for place, (context, made) in WHERE.items()
         for form, (statement, kernel) in FORMS.items()
+        if torch_ or not form
     ]
 
 

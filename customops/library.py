@@ -93,13 +93,19 @@ def _impl_in(lib: Library, name: str, dispatch_key: str = "") -> Callable[[F], F
 
 
 @overload
-def register_kernel(op: Op, device_types: DeviceTypes, fn: None = None, /, *, lib: Lib = None) -> Callable[[F], F]: ...
+def register_kernel(
+    op: Op, device_types: DeviceTypes, fn: None = None, /, *, calls_torch: bool | None = None, lib: Lib = None
+) -> Callable[[F], F]: ...
 @overload
-def register_kernel(op: Op, device_types: DeviceTypes, fn: F, /, *, lib: Lib = None) -> F: ...
+def register_kernel(
+    op: Op, device_types: DeviceTypes, fn: F, /, *, calls_torch: bool | None = None, lib: Lib = None
+) -> F: ...
 @entry
-def register_kernel(op: Op, device_types: DeviceTypes, fn: Fn | None = None, /, *, lib: Lib = None) -> Any:
+def register_kernel(
+    op: Op, device_types: DeviceTypes, fn: Fn | None = None, /, *, calls_torch: bool | None = None, lib: Lib = None
+) -> Any:
     """Register the kernel of any op for some device types, as `CustomOpDef.register_kernel` does."""
-    return adopt(op).register_kernel(device_types, fn, lib=lib)
+    return adopt(op).register_kernel(device_types, fn, calls_torch=calls_torch, lib=lib)
 
 
 @overload

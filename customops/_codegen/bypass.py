@@ -17,12 +17,10 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from customops import _torch
 from customops._codegen.function import ENTER, Source, as_tuple, fill, joined
 from customops._codegen.kernel import Emitter, Shape, any_requires_grad, emit_kernel_call, emit_version_bump
-from customops._dispatch.operator import OperatorHandle
+from customops._dispatch.operator import OperatorHandle, OpSpec
 from customops._dispatch.results import CheckPolicy
 from customops._schema.model import Argument, Schema
 from customops._schema.types import ROWS, TypeRow, item_type
@@ -77,10 +75,10 @@ def obstacle(schema: Schema, *, eager: bool = False) -> str | None:
     return None
 
 
-def call(schema: Schema, tags: tuple[torch.Tag, ...], op: str, when: CheckPolicy, *, eager: bool = False) -> Any:
+def call(spec: OpSpec, when: CheckPolicy, *, eager: bool = False) -> Any:
     """The ``__call__`` of an op's object."""
-    function: Any = _source(Shape.of(schema, tags, when), eager=eager).build(op)
-    function.__qualname__ = op  # for Python's errors about missing arguments, and others that there are not
+    function: Any = _source(Shape.of(spec, when), eager=eager).build(spec.qualname)
+    function.__qualname__ = spec.qualname  # for Python's errors about missing arguments, and others that there are not
     return function
 
 
@@ -209,7 +207,7 @@ def graph_call(operator: OperatorHandle, device: str, dispatched: Callable[..., 
         operator: the handle of the op; `in_graphs` of its fast path has the kernel.
         dispatched: does the same by the dispatcher, at any time.
     """
-    source = _graph_source(Shape.of(operator.schema, operator.tags, operator.options.check))
+    source = _graph_source(Shape.of(operator.spec, operator.options.check))
     function = source.build(operator.qualname, operator=operator, device=device, dispatched=dispatched)
     return _torch.dynamo.outside_dynamo(function)
 

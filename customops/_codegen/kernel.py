@@ -22,7 +22,7 @@ from customops import _torch
 from customops._codegen.function import Source, as_dict, as_tuple, compile_on_first_call, emit_parameters, fill, joined
 from customops._dispatch.callbacks import Fn, in_python_form, is_altered, without_defaults
 from customops._dispatch.current_kernel import CurrentKernel
-from customops._dispatch.operator import OperatorHandle
+from customops._dispatch.operator import OperatorHandle, OpSpec
 from customops._dispatch.results import CheckPolicy, alias_error, result_error, structure_check
 from customops._schema.model import Schema
 from customops._torch.schema import Tag
@@ -75,10 +75,16 @@ class Shape:
     schema: Schema = field(compare=False)
     tags: tuple[torch.Tag, ...]
     when: CheckPolicy  # results are checked
+    state: Literal["plain", "no_grad", "any"]  # of the thread, that kernels run in
 
     @classmethod
-    def of(cls, schema: Schema, tags: tuple[torch.Tag, ...], when: CheckPolicy) -> Shape:
-        return cls(schema.exact_key, schema, tags, when)
+    def of(cls, spec: OpSpec, when: CheckPolicy) -> Shape:
+        state: Literal["plain", "no_grad", "any"] = "plain"
+        if not (spec.kernel_calls_torch or spec.schema.is_view):
+            # A copy of a tensor that requires grad, but gets no gradient from the op, would be recorded.
+            has_others = len(spec.differentiable.differentiable_args(spec.schema)) < len(spec.schema.tensors)
+            state = "no_grad" if has_others else "any"
+        return cls(spec.schema.exact_key, spec.schema, spec.tags, when, state)
 
 
 class Emitter(Source):
@@ -294,7 +300,7 @@ def kernel(operator: OperatorHandle, current: CurrentKernel, *, bump: bool = Fal
         _ = operator.schema.call  # raises now what it would raise in the first call
 
     def generate(*, when: CheckPolicy = operator.options.check) -> Any:
-        shape = Shape.of(operator.schema, operator.tags, when)
+        shape = Shape.of(operator.spec, when)
         return _source(shape, bump=bump).build(operator.qualname, current=current)
 
     return compile_on_first_call("kernel", generate)
@@ -324,7 +330,8 @@ def emit_kernel_call(
     under ``torch.enable_grad()``), and no dispatch key is excluded for its own operations. Keys are excluded below a
     mode and in the first call of compiled code, never in a `direct` call. A call that is `alone` has no dispatcher
     around it, which would convert what is returned, and was looked at: autocast is off. Where it is the `last`, no
-    dispatcher looks at what is returned: its types are checked here, whatever the policy.
+    dispatcher looks at what is returned: its types are checked here, whatever the policy. A kernel that calls no torch
+    operation is called in the state that there is.
     """
     schema, when = source.schema, source.shape.when
     checks = source.holes["checks"]
@@ -335,7 +342,9 @@ def emit_kernel_call(
     state_differs = "$autocast_is_on()" if keeps_keys else "$autocast_is_on() or $is_excluded($conjugate)"
     plainly = _torch.dispatcher.call_plainly_writing if schema.mutated else _torch.dispatcher.call_plainly
     source.objects["call_plainly"] = _torch.dispatcher.call_view_plainly if schema.is_view else plainly
-    call = CALL if alone else CALL_IN_ANY_STATE + CALL
+    call = CALL_IN_ANY_STATE + CALL
+    if alone or source.shape.state != "plain":
+        call = CALL if source.shape.state != "any" else "$result = $fn({arguments})\n"
     conversion = ""  # what the dispatcher would do to a result
     if len(schema.returns) > 1:
         conversion = TO_TUPLE if when != "always" else ""  # the checks do, too
@@ -428,7 +437,7 @@ def function_at(
         general, node = make()
         differentiable = operator.differentiable.differentiable_args(operator.schema) if is_autograd else ()
         names = tuple([argument.name for argument in differentiable]) if is_autograd else None
-        source = _source_above(Shape.of(operator.schema, operator.tags, when), names, has_node=node is not None)
+        source = _source_above(Shape.of(operator.spec, when), names, has_node=node is not None)
         fast_path = operator.fast_path.by_keyset
         return source.build(operator.qualname, fast_path=fast_path, general=general, node=node)
 

@@ -151,6 +151,7 @@ def _options(op: Any) -> tuple[str, ...]:
         f'check="{current.check}"': current.check != "always",
         "direct_in_graphs=False": not current.direct_in_graphs,
         "traceable=True": spec.traceable,
+        "kernel_calls_torch=False": not spec.kernel_calls_torch,
         f"computed_args={tuple(each.name for each in spec.computed_args)}": spec.computed_args,
         "differentiable=False": not spec.differentiable.op,
         f"nondiff_args={tuple(sorted(spec.differentiable.nondiff_args))}": spec.differentiable.nondiff_args,

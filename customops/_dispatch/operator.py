@@ -80,6 +80,8 @@ class OpSpec:
     differentiable: Differentiable = ALL
     #: May compilers trace into `fn`, and run it on tensors without data?
     traceable: bool = False
+    #: May kernels call torch functions whose result depends on gradient mode, autocast or modes?
+    kernel_calls_torch: bool = True
     #: Arguments that calls of the object leave out: what computes them of the others.
     computed_args: tuple[Any, ...] = ()  # of `_codegen.computed.Computed`
     #: ``file:line`` of the definition.

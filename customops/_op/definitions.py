@@ -55,6 +55,7 @@ class OpOptions:
     eager: bool = False
     direct_in_graphs: bool | None = None
     traceable: bool = False
+    kernel_calls_torch: bool = True
     computed_args: ComputedArgs = None
     when: When = True
     differentiable: bool | Sequence[bool] = True
@@ -107,6 +108,7 @@ class _Options(TypedDict, total=False):
     eager: bool
     direct_in_graphs: bool | None
     traceable: bool
+    kernel_calls_torch: bool
     when: When
     differentiable: bool | Sequence[bool]
     nondiff_args: Names
@@ -158,12 +160,19 @@ def spec_of(name: Name, fn: Fn, given: OpOptions) -> OpSpec:
         names = [each.name for each in parameters.arguments]
         computed_args = computed.read(given.computed_args, names, op, starred=starred)
     switches = {}
-    for option in ("bypass", "eager", "direct_in_graphs"):
+    for option in ("bypass", "eager", "direct_in_graphs", "traceable", "kernel_calls_torch"):
         value = getattr(given, option)
         if not isinstance(value, bool):
             raise DefinitionError(f"{option} must be True or False", op=op, got=brief(value))
-        from_environment = of_environment(option, op)
-        switches[option] = value if from_environment is None else from_environment
+        if option in Options._fields:
+            from_environment = of_environment(option, op)
+            switches[option] = value if from_environment is None else from_environment
+    if given.traceable and not given.kernel_calls_torch:
+        raise DefinitionError(
+            "compilers trace the torch operations of a traceable op; by kernel_calls_torch=False there are none",
+            op=op,
+            fix="leave one of the two out",
+        )
     return OpSpec(
         name,
         schema,
@@ -176,6 +185,7 @@ def spec_of(name: Name, fn: Fn, given: OpOptions) -> OpSpec:
         options=Options(check_policy(given.check, op), **switches),
         differentiable=Differentiable.of(given.differentiable, nondiff_args, schema, op),
         traceable=given.traceable,
+        kernel_calls_torch=given.kernel_calls_torch,
         computed_args=computed_args,
         source=user_source(),
     )

@@ -307,7 +307,7 @@ class CustomOpDef(Described[P], Register[P, R]):
         lowering, completed = None, None
         if spec.fn is not None:
             if options.skip_dispatcher and bypass.obstacle(spec.schema, eager=options.eager) is None:
-                call = bypass.call(spec.schema, spec.tags, spec.qualname, options.check, eager=options.eager)
+                call = bypass.call(spec, options.check, eager=options.eager)
                 calls.append(_torch.dynamo.outside_dynamo(call))
             parameters = spec.schema
             if spec.signature is not None:
@@ -729,8 +729,6 @@ class Ops:
 
 def check_spec(spec: OpSpec) -> None:
     """Raise what can be found wrong without changing anything."""
-    if not isinstance(spec.traceable, bool):
-        raise DefinitionError("traceable must be True or False", op=spec.qualname, got=brief(spec.traceable))
     assert spec.kernel is not None
     bind_kernel(spec.kernel, spec.schema, spec.qualname, "kernel")
     if spec.schema.keyword_only:

@@ -393,40 +393,77 @@ class Register(HasSignature[P, R]):
     # Kernels ----------------------------------------------------------------------------------------------------
 
     @overload
-    def register_kernel(self, device_types: DeviceTypes, fn: None = None, /, *, lib: Lib = None) -> Decorator[P, R]: ...
+    def register_kernel(
+        self, device_types: DeviceTypes, fn: None = None, /, *, calls_torch: bool | None = None, lib: Lib = None
+    ) -> Decorator[P, R]: ...
     @overload
     def register_kernel(
-        self: OpFor[Tensor], device_types: DeviceTypes, fn: ReturnsTensor, /, *, lib: Lib = None
+        self: OpFor[Tensor],
+        device_types: DeviceTypes,
+        fn: ReturnsTensor,
+        /,
+        *,
+        calls_torch: bool | None = None,
+        lib: Lib = None,
     ) -> ReturnsTensor: ...
     @overload
     def register_kernel(
-        self: OpFor[Items], device_types: DeviceTypes, fn: ReturnsItems, /, *, lib: Lib = None
+        self: OpFor[Items],
+        device_types: DeviceTypes,
+        fn: ReturnsItems,
+        /,
+        *,
+        calls_torch: bool | None = None,
+        lib: Lib = None,
     ) -> ReturnsItems: ...
     @overload
     def register_kernel(
-        self: OpFor[float], device_types: DeviceTypes, fn: ReturnsNumber, /, *, lib: Lib = None
+        self: OpFor[float],
+        device_types: DeviceTypes,
+        fn: ReturnsNumber,
+        /,
+        *,
+        calls_torch: bool | None = None,
+        lib: Lib = None,
     ) -> ReturnsNumber: ...
     @overload
     def register_kernel(
-        self, device_types: DeviceTypes, fn: Callable[Concatenate[Any, Q], R], /, *, lib: Lib = None
+        self,
+        device_types: DeviceTypes,
+        fn: Callable[Concatenate[Any, Q], R],
+        /,
+        *,
+        calls_torch: bool | None = None,
+        lib: Lib = None,
     ) -> Callable[Concatenate[Any, Q], R]: ...
     @overload
     def register_kernel(
-        self: MayTakeNothing, device_types: DeviceTypes, fn: Callable[Q, R], /, *, lib: Lib = None
+        self: MayTakeNothing,
+        device_types: DeviceTypes,
+        fn: Callable[Q, R],
+        /,
+        *,
+        calls_torch: bool | None = None,
+        lib: Lib = None,
     ) -> Callable[Q, R]: ...
     @overload
-    def register_kernel(self: OpFor[Never], device_types: DeviceTypes, fn: F, /, *, lib: Lib = None) -> F: ...
-    def register_kernel(self, device_types: DeviceTypes, fn: Fn | None = None, /, *, lib: Lib = None) -> Any:
+    def register_kernel(
+        self: OpFor[Never], device_types: DeviceTypes, fn: F, /, *, calls_torch: bool | None = None, lib: Lib = None
+    ) -> F: ...
+    def register_kernel(
+        self, device_types: DeviceTypes, fn: Fn | None = None, /, *, calls_torch: bool | None = None, lib: Lib = None
+    ) -> Any:
         """Register the kernel for one or several device types, or (None) for every device that has no kernel.
 
         Args:
             device_types: "cuda", or ["cpu", "cuda"]. Each of several can be overridden later; the others stay.
             fn: the kernel. It takes every argument of the op, with defaults filled in. Without it, a decorator is
                 returned.
+            calls_torch: True for a kernel that calls torch functions, of an op that says ``kernel_calls_torch=False``.
             lib: the registration ends when this library is destroyed.
 
         Raises:
-            RegistrationError: torch does not know the device type.
+            RegistrationError: torch does not know the device type; `calls_torch` is False, and the op does not say it.
             CallbackError: `fn` cannot be called with the op's arguments.
 
         Example:
@@ -436,9 +473,9 @@ class Register(HasSignature[P, R]):
         """
         devices: Any = device_list(device_types, self._qualname)  # a decorator without any fails at its own line
         if fn is None:
-            return functools.partial(self.register_kernel, devices, lib=lib)
+            return functools.partial(self.register_kernel, devices, calls_torch=calls_torch, lib=lib)
         kernel = fn if self._lowering is None else self._lowering.kernel(fn)
-        self._register(lib, self._rules.kernel.register, devices, kernel)
+        self._register(lib, self._rules.kernel.register, devices, kernel, calls_torch)
         return fn
 
     def set_kernel_enabled(self, device_type: str, enabled: bool = True) -> AbstractContextManager[None]:

@@ -71,13 +71,21 @@ class KernelRule(Rule[str | None, Fn]):
                 self.preset(device_type, self.default)
         super().bind(operator)
 
-    def register(self, device_types: DeviceTypes, fn: Fn) -> Registration:
-        schema, op = self.operator.schema, self.operator.qualname
+    def register(self, device_types: DeviceTypes, fn: Fn, calls_torch: bool | None = None) -> Registration:
+        spec, schema, op = self.operator.spec, self.operator.schema, self.operator.qualname
         devices = check_devices(device_types, schema, op)
+        if calls_torch is False and spec.kernel_calls_torch:
+            raise RegistrationError(
+                "calls_torch=False needs an op that is defined with kernel_calls_torch=False",
+                op=op,
+                fix="custom_op(..., kernel_calls_torch=False), and calls_torch=True for the other kernels",
+            )
         ours = self.operator.library is not None
         if ours:
-            _warn_if_random(fn, self.operator.spec)
+            _warn_if_random(fn, spec)
         fn = bind_kernel(fn, schema, op, "kernel", warn=ours)
+        if calls_torch and not spec.kernel_calls_torch:
+            fn = CallingTorch(fn, writes=bool(schema.mutated))
         return self.set_all(devices, fn)
 
     @contextmanager
@@ -135,7 +143,8 @@ class KernelRule(Rule[str | None, Fn]):
 
         def inspection(current_kernel: CurrentKernel, compiled: bool) -> Fn | None:
             is_checked = operator.options.check != "never"
-            return Inspection(current_kernel, operator.overload, compiled=compiled) if is_checked else None
+            calls_torch = operator.spec.kernel_calls_torch
+            return Inspection(current_kernel, operator.overload, calls_torch, compiled) if is_checked else None
 
         current = CurrentKernel(self._active(device_type), operator.qualname, device_type, schema, inspection)
         key = _ANY_DEVICE if device_type is None else _torch.dispatcher.device_key(device_type)
@@ -233,12 +242,14 @@ class Inspection:
     """Called in the place of a kernel, until a call passes: does it write what it says, and return what is expected?
 
     Args:
+        calls_torch: may the kernel call operations of torch that depend on the state in which it is called?
         compiled: compare with the fake impl, on which code that was compiled relies.
     """
 
-    def __init__(self, current: CurrentKernel, overload: OpOverload, *, compiled: bool) -> None:
+    def __init__(self, current: CurrentKernel, overload: OpOverload, calls_torch: bool, compiled: bool) -> None:
         self.current, self.overload, self.compiled = current, overload, compiled
         self.__wrapped__ = current.registered
+        self.calls_torch = calls_torch or isinstance(current.registered, CallingTorch)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         current, fn = self.current, self.__wrapped__
@@ -255,7 +266,7 @@ class Inspection:
                     written.add(_torch.tensors.memory_id(x))
                 else:
                     read.append((argument.name, x, _torch.autograd.version_of(x), _sample(x)))
-        result = fn(*args, **kwargs)
+        result = fn(*args, **kwargs) if self.calls_torch else self._without_torch(*args, **kwargs)
         for name, x, version, sample in read:
             is_counted = _torch.autograd.version_of(x) != version and _torch.tensors.memory_id(x) not in written
             if is_counted and _differs(_sample(x), sample):
@@ -284,6 +295,61 @@ class Inspection:
             )
         current.passed()
         return result
+
+    def _without_torch(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the kernel in the state that a mode needs, to see its operations."""
+        mode = _WatchOperations()  # type: ignore[no-untyped-call]
+
+        def watched() -> Any:
+            with mode:
+                return self.__wrapped__(*args, **kwargs)
+
+        try:
+            return _torch.dispatcher.call_plainly_writing(watched)
+        finally:
+            if mode.found is not None:
+                name, _, overload = mode.found.rpartition(".")
+                raise KernelError(
+                    "the kernel calls an operation of torch, and its op says kernel_calls_torch=False: what the "
+                    "operation does depends on the autocast and gradient mode of the caller",
+                    op=self.current.op,
+                    got=name if overload == "default" else mode.found,
+                    where=where(self.__wrapped__),
+                    fix="leave kernel_calls_torch out of the definition, or register this kernel with calls_torch=True",
+                ) from None
+
+
+#: Operations of torch whose results are the same with and without autocast and gradients. Views are, too.
+_INDEPENDENT = frozenset(
+    f"aten::{name}"
+    for name in """empty empty_like empty_strided empty_permuted new_empty new_empty_strided zeros zeros_like new_zeros
+    ones ones_like new_ones full full_like new_full scalar_tensor clone copy_ _to_copy fill_ zero_ resize_ set_
+    _local_scalar_dense record_stream is_pinned _pin_memory""".split()
+)
+
+
+class _WatchOperations(_torch.tensors.TorchDispatchMode):
+    """Finds the first operation that depends on the state in which it is called."""
+
+    found: str | None = None
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        schema = func._schema
+        is_view = any(ret.alias_info is not None and not ret.alias_info.is_write for ret in schema.returns)
+        if not (is_view or schema.name in _INDEPENDENT) and self.found is None:
+            self.found = str(func).replace(".", "::", 1)
+        return func(*args, **(kwargs or {}))
+
+
+class CallingTorch:
+    """A kernel that calls operations of torch, of an op whose others do not: it sees to its state by itself."""
+
+    def __init__(self, fn: Fn, *, writes: bool) -> None:
+        self.__wrapped__ = fn
+        self.call = _torch.dispatcher.call_plainly_writing if writes else _torch.dispatcher.call_plainly
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        return self.call(self.__wrapped__, *args, **kwargs)
 
 
 def _sample(tensor: Tensor) -> Tensor | None:

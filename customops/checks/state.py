@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from customops import _torch
+from customops._rules.kernel import Inspection
 from customops.checks import _memory
 from customops.checks._inputs import tensors_in
 from customops.checks._outcome import NotExercised
@@ -37,7 +38,7 @@ from customops.checks._runs import (
 )
 from customops.checks._trial import Trial
 from customops.checks._variants import other_numbers, other_values
-from customops.errors import innermost, is_users
+from customops.errors import KernelError, innermost, is_users
 
 _COPIES = 3
 _SPARES = 2048
@@ -53,6 +54,7 @@ _KEPT = (
 def check(trial: Trial) -> None:
     trial.require_data()
     trial = trial.detached()
+    _check_operations(trial)
     _check_settings(trial)
     expected = steady_results(trial)
     other = other_values(trial)
@@ -69,6 +71,25 @@ def check(trial: Trial) -> None:
     compare(trial, again, expected, _EARLIER, _KEPT, how=how)
     _check_numbers(trial)
     _check_states(trial, expected)
+
+
+def _check_operations(trial: Trial) -> None:
+    """Where an op says that its kernels call no torch, their first call was looked at; look at this one, too."""
+    definition = getattr(trial.custom_op, "_definition", None)
+    if definition is None or definition.spec.kernel_calls_torch:
+        return
+    newest = definition.newest_kernels().values()
+    currents = [kernel.current_kernel for kernel in newest if kernel.current_kernel is not None]
+    try:
+        for current in currents:
+            current.inspected = Inspection(current, definition.overload, calls_torch=False, compiled=False)
+            current.look_for_observers()
+        call(trial.copy())
+    except KernelError as error:
+        raise trial.finding(error.problem, got=error.got, fix=error.fix, where=error.where) from error
+    finally:
+        for current in currents:
+            current.passed()
 
 
 def _check_settings(trial: Trial) -> None:

@@ -92,7 +92,7 @@ def _compare(
     if bypassing is not None:  # what an object of an op with ``bypass=True`` does when it is called
         if bypass.obstacle(op.schema) is not None:
             return
-        function = functools.partial(bypass.call(op.schema, op._definition.tags, op._qualname, bypassing), op)
+        function = functools.partial(bypass.call(op._definition.spec, bypassing), op)
     problem = f"the op does something else {how}"
     for _ in range(2):  # the first call of the two finds the way past the dispatcher
         try:
