@@ -36,9 +36,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_finish() -> None:
-    # Torch and the tests are there to stay: collections need not go through millions of objects each time.
+    # Torch and the tests are there to stay: collections need not go through millions of objects each time, and seldom
+    # find anything.
     gc.collect()
     gc.freeze()
+    gc.set_threshold(10_000, 20, 20)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -177,15 +177,6 @@ def test_aot_eager(name: str) -> None:
 @pytest.mark.compile
 @pytest.mark.parametrize("case", [0, 1])
 @rows("aot_eager")
-def test_the_value_is_an_argument_of_the_compiled_function(name: str, case: int) -> None:
-    row, op = ROWS[name], OPS[name]
-    compiled = torch.compile(lambda *args, **kwargs: op(*args, **kwargs), backend="aot_eager", fullgraph=True)
-    check("aot_eager", row, lambda: agrees(calling(compiled, row, case), row, case))
-
-
-@pytest.mark.compile
-@pytest.mark.parametrize("case", [0, 1])
-@rows("aot_eager")
 def test_the_object_is_the_compiled_function(name: str, case: int) -> None:
     row = ROWS[name]
     compiled = torch.compile(OPS[name], backend="aot_eager", fullgraph=True)
@@ -201,40 +192,29 @@ def test_inductor(name: str) -> None:
 @pytest.mark.compile
 @rows("dynamic")
 def test_dynamic(name: str) -> None:
+    """The values are arguments of the compiled function; another one compiles anew only if it is traced."""
     row, op = ROWS[name], OPS[name]
     compiled = torch.compile(
         lambda *args, **kwargs: op(*args, **kwargs), backend="aot_eager", fullgraph=True, dynamic=True
     )
+
+    def again(case: int, *sizes: int) -> None:
+        with torch.compiler.set_stance("fail_on_recompile"):
+            for size in sizes:
+                agrees(calling(compiled, row, case), row, case, size)
 
     def run() -> None:
         agrees(calling(compiled, row, 0), row, 0, 3)
-        with torch.compiler.set_stance("fail_on_recompile"):
-            for size in (5, 7):
-                agrees(calling(compiled, row, 0), row, 0, size)
+        again(0, 5, 7)
+        if row.recompiles:
+            with pytest.raises(RuntimeError, match="fail_on_recompile"):
+                again(1, 3)
+        if row.recompiles is not False:
+            agrees(calling(compiled, row, 1), row, 1)
+        again(1, 3)
+        again(0, 3)
 
     check("dynamic", row, run)
-
-
-@pytest.mark.compile
-@pytest.mark.parametrize("name", [name for name, row in ROWS.items() if row.recompiles is not None])
-def test_another_value_compiles_anew_only_if_it_is_part_of_what_is_traced(name: str) -> None:
-    row, op = ROWS[name], OPS[name]
-    compiled = torch.compile(
-        lambda *args, **kwargs: op(*args, **kwargs), backend="aot_eager", fullgraph=True, dynamic=True
-    )
-
-    def again() -> None:
-        with torch.compiler.set_stance("fail_on_recompile"):
-            agrees(calling(compiled, row, 1), row, 1)
-
-    agrees(calling(compiled, row, 0), row, 0)
-    if row.recompiles:
-        with pytest.raises(RuntimeError, match="fail_on_recompile"):
-            again()
-        agrees(calling(compiled, row, 1), row, 1)
-    again()
-    with torch.compiler.set_stance("fail_on_recompile"):
-        agrees(calling(compiled, row, 0), row, 0)
 
 
 # Gradients and batches ----------------------------------------------------------------------------------------------
