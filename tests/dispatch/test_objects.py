@@ -233,3 +233,34 @@ def test_ops_of_others_are_left_alone(lib: Any, ns: str) -> None:
     lib.impl("other", torch.sin, "CPU")
     assert not takes_objects(customops.adopt(f"{ns}::other"))
     customops.default_registry.clear()
+
+
+def test_by_keyword(registry: Registry, ns: str) -> None:
+    """The arguments are passed on by position; the dispatcher says what is wrong with others."""
+    op = registry.custom_op(f"{ns}::f", lambda x, y: x - 2 * y, schema="(Tensor x, Tensor y) -> Tensor")
+    x, y = torch.arange(3.0), torch.ones(3)
+    for _ in range(2):
+        assert op._by_position is not None
+        for result in (op(x=x, y=y), op(y=y, x=x), op(x, y=y), op(x, y)):
+            assert_close(result, x - 2 * y)
+        with pytest.raises(customops.errors.ArgumentError, match="'z'|z"):
+            op(x, z=y)
+        with pytest.raises((RuntimeError, customops.errors.ArgumentError), match="y"):
+            op(x=x)
+        with pytest.raises((RuntimeError, customops.errors.ArgumentError)):
+            op(x, y, y=y)
+        with pytest.raises((RuntimeError, customops.errors.ArgumentError)):
+            op(x, x=x)
+        compiled = torch.compile(lambda x, y: op(y=y, x=x), backend="aot_eager", fullgraph=True)
+        op.register_fake(lambda x, y: torch.empty_like(x))
+        assert_close(compiled(x, y), x - 2 * y)
+    seen = []
+
+    class Mode(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append((len(args), sorted(kwargs or {})))
+            return func(*args, **(kwargs or {}))
+
+    with Mode():
+        op(x, y=y)
+    assert (1, ["y"]) in seen
