@@ -101,6 +101,8 @@ dist: $(VENV)/.installed-release
 
 bench: $(TESTING)
 	$(BIN)/python benchmarks/call_overhead.py
+	$(BIN)/python benchmarks/call_parts.py
+	$(BIN)/python benchmarks/gpu_ops.py
 	$(BIN)/python benchmarks/node_overhead.py
 	$(BIN)/python benchmarks/type_overhead.py
 	$(BIN)/python benchmarks/check_overhead.py
@@ -108,6 +110,7 @@ bench: $(TESTING)
 bench-check: $(TESTING)
 	$(BIN)/python benchmarks/call_overhead.py --check
 	$(BIN)/python benchmarks/call_parts.py --check
+	$(BIN)/python benchmarks/gpu_ops.py --check
 	$(BIN)/python benchmarks/type_overhead.py --check
 	$(BIN)/python benchmarks/check_overhead.py --check
 	$(BIN)/python benchmarks/backend_overhead.py --check

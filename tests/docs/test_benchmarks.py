@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import subprocess
 import sys
@@ -12,10 +11,6 @@ import pytest
 from helpers.versions import needs_torch
 
 pytestmark = pytest.mark.process
-
-
-#: Two more need Triton, and two TVM-FFI.
-CASES = 61 + 2 * sum(importlib.util.find_spec(package) is not None for package in ("triton", "tvm_ffi"))
 
 ROOT = Path(__file__).parents[2]
 
@@ -29,9 +24,9 @@ def run(*arguments: str) -> str:
 
 @needs_torch(2, 13, because="torch.library.custom_op takes no in-place ops before")
 def test_figures(tmp_path: Path) -> None:
-    table = run("--quick", "--json", str(tmp_path / "figures.json"))
+    table = run("--quick", "--only", "no gradient", "--json", str(tmp_path / "figures.json"))
     figures = json.loads((tmp_path / "figures.json").read_text(encoding="utf-8"))["cases"]
-    assert len(figures) == CASES
+    assert figures.keys() == {"no gradient", "no gradient, torch.ops"}
     for case, contenders in figures.items():
         assert case in table
         assert "customops" in contenders
