@@ -243,7 +243,7 @@ def test_by_keyword(registry: Registry, ns: str) -> None:
         assert op._by_position is not None
         for result in (op(x=x, y=y), op(y=y, x=x), op(x, y=y), op(x, y)):
             assert_close(result, x - 2 * y)
-        with pytest.raises(customops.errors.ArgumentError, match="'z'|z"):
+        with pytest.raises(customops.errors.ArgumentError, match="z"):
             op(x, z=y)
         with pytest.raises((RuntimeError, customops.errors.ArgumentError), match="y"):
             op(x=x)
