@@ -319,12 +319,11 @@ class Inspection:
                 ) from None
 
 
-#: Operations of torch whose results are the same with and without autocast and gradients. Views are, too.
+#: Operations on tensors whose results are the same with and without autocast and gradients. Views are, too.
 _INDEPENDENT = frozenset(
     f"aten::{name}"
-    for name in """empty empty_like empty_strided empty_permuted new_empty new_empty_strided zeros zeros_like new_zeros
-    ones ones_like new_ones full full_like new_full scalar_tensor clone copy_ _to_copy fill_ zero_ resize_ set_
-    _local_scalar_dense record_stream is_pinned _pin_memory""".split()
+    for name in """empty_like new_empty new_empty_strided zeros_like new_zeros ones_like new_ones full_like new_full
+    clone copy_ _to_copy fill_ zero_ resize_ set_ _local_scalar_dense record_stream is_pinned _pin_memory""".split()
 )
 
 
@@ -336,7 +335,8 @@ class _WatchOperations(_torch.tensors.TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         schema = func._schema
         is_view = any(ret.alias_info is not None and not ret.alias_info.is_write for ret in schema.returns)
-        if not (is_view or schema.name in _INDEPENDENT) and self.found is None:
+        makes = not any("Tensor" in str(argument.type) for argument in schema.arguments)
+        if not (is_view or makes or schema.name in _INDEPENDENT) and self.found is None:
             self.found = str(func).replace(".", "::", 1)
         return func(*args, **(kwargs or {}))
 

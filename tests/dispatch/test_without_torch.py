@@ -183,6 +183,7 @@ def test_memory_and_views_are_no_operations(registry: Registry, ns: str) -> None
     def kernel(x: Tensor, y: Tensor) -> Tensor:
         x, y = x.to(torch.float64).contiguous().view(-1), y.t().contiguous().flatten()
         out = torch.zeros(x.shape, dtype=x.dtype)
+        assert torch.arange(3)[1:].tolist() == torch.tensor([1, 2]).tolist()
         out[:1].fill_(7)
         rest = torch.from_numpy(x.numpy()[1:] * y.numpy()[1:])
         out[1:].copy_(rest)
