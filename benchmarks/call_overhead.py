@@ -325,18 +325,18 @@ WHERE: dict[str, tuple[Fn, Fn]] = {
 def serving() -> list[Case]:
     return [
         Case(
-            f"{place}{form}{', raw' * (not torch_)}{', bypass' * bypass}",
+            f"{place}{form}{', raw' * raw}{', bypass' * bypass}",
             statement,
-            with_library(kernel, bypass, kernel_calls_torch=torch_),
+            with_library(kernel, bypass, kernel_calls_torch=not raw),
             False,
             context,
             made_in=made,
         )
         for bypass in (False, True)
-        for torch_ in (True, False)
+        for raw in (False, True)
         for place, (context, made) in WHERE.items()
         for form, (statement, kernel) in FORMS.items()
-        if torch_ or not form
+        if not (raw and form)
     ]
 
 

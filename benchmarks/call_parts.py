@@ -12,7 +12,8 @@ and one that returns a tensor.
     versions    it counts a write to the argument
     state       it switches autocast and gradient mode off around the kernel, where they are on
     result      it checks what the kernel returned
-    customops   customops.custom_op; what it has beyond the steps is a call through what can be replaced later
+    customops   customops.custom_op, which does all of this
+    raw         the same with kernel_calls_torch=False, without the step "state"
 
 ``make bench`` compares the whole with other ways to define an op; see call_overhead.py.
 """
@@ -120,7 +121,7 @@ def contenders(form: str) -> dict[str, Any]:
     ops["result"] = defined(schema, step(before + STATE + RESULTS[form], kernel), "Autograd")
     name, mutated = f"bench_parts_ours::{form}", ("x",) if form == "write" else ()
     ops["customops"] = customops.custom_op(name, kernel, mutates_args=mutated)
-    ops["without torch"] = customops.custom_op(name + "_raw", kernel, mutates_args=mutated, kernel_calls_torch=False)
+    ops["raw"] = customops.custom_op(name + "_raw", kernel, mutates_args=mutated, kernel_calls_torch=False)
     return ops
 
 

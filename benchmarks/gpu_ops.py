@@ -1,9 +1,9 @@
 """Time per token of a layer's Triton kernels on a GPU, by the way that their ops are defined.
 
-A token goes through `--layers` layers of four kernels, with the shapes of a model that serves `--tokens` sequences:
-RMS norm, rotary embedding of queries and keys, writing keys and values to a paged cache, and SiLU times gate of an MLP
-(whose matrix products are torch's). Each kernel writes to tensors that it is given, as in vLLM, SGLang and quack. All
-ways launch the same Triton kernels:
+A token goes through `--layers` layers of four kernels, with the shapes of a model that serves `--tokens` sequences: RMS
+norm, rotary embedding of queries and keys, writing keys and values to a cache, and SiLU times gate of an MLP (whose
+matrix products are torch's). Each kernel writes to tensors that it is given, as in vLLM, SGLang and quack. All ways
+launch the same Triton kernels:
 
     function    the Python functions, without ops: what a launch costs
     customops   customops.custom_op(..., kernel_calls_torch=False)
@@ -48,7 +48,6 @@ import customops
 
 Fn = Callable[..., Any]
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-BLOCK_OF_CACHE = 16
 
 
 # The kernels, and the functions that launch them ----------------------------------------------------------------------
@@ -176,7 +175,7 @@ class Model:
         self.qkv, self.up, self.down = randn(width, 3 * width), randn(width, 2 * hidden), randn(hidden, width)
         angles = torch.arange(tokens, device=DEVICE)[:, None] / 10000 ** (torch.arange(size // 2, device=DEVICE) / size)
         self.cos, self.sin = angles.cos().to(dtype), angles.sin().to(dtype)
-        self.keys, self.values = (torch.zeros(4 * tokens + BLOCK_OF_CACHE, width, **options) for _ in range(2))
+        self.keys, self.values = (torch.zeros(4 * tokens, width, **options) for _ in range(2))
         self.slots = torch.randperm(4 * tokens, generator=generator, device=DEVICE)[:tokens]
         self.x = randn(tokens, width) * width**0.5
 
@@ -269,7 +268,7 @@ def main() -> None:
         expected = small.outcome(small.step(in_torch()))
         for way, ops in every_way.items():
             steps = [small.step(ops)]
-            if options.check and way != "function":  # Dynamo traces launches, and here are none
+            if options.check and way != "function":  # the interpreter has no launch to trace
                 steps.append(torch.compile(steps[0], fullgraph=True, backend="aot_eager"))
             for step in steps:
                 torch.testing.assert_close(small.outcome(step), expected, rtol=1e-4, atol=1e-4)

@@ -23,6 +23,7 @@ from customops._op.callback_types import (
     AnySetupContext,
     Backward,
     DeclaredF,
+    KernelOptions,
     Lib,
     ResultAndDims,
     Strategy,
@@ -94,15 +95,13 @@ def _impl_in(lib: Library, name: str, dispatch_key: str = "") -> Callable[[F], F
 
 @overload
 def register_kernel(
-    op: Op, device_types: DeviceTypes, fn: None = None, /, *, calls_torch: bool | None = None, lib: Lib = None
+    op: Op, device_types: DeviceTypes, fn: None = None, /, **options: Unpack[KernelOptions]
 ) -> Callable[[F], F]: ...
 @overload
-def register_kernel(
-    op: Op, device_types: DeviceTypes, fn: F, /, *, calls_torch: bool | None = None, lib: Lib = None
-) -> F: ...
+def register_kernel(op: Op, device_types: DeviceTypes, fn: F, /, **options: Unpack[KernelOptions]) -> F: ...
 @entry
 def register_kernel(
-    op: Op, device_types: DeviceTypes, fn: Fn | None = None, /, *, calls_torch: bool | None = None, lib: Lib = None
+    op: Op, device_types: DeviceTypes, fn: Fn | None = None, /, *, calls_torch: bool = False, lib: Lib = None
 ) -> Any:
     """Register the kernel of any op for some device types, as `CustomOpDef.register_kernel` does."""
     return adopt(op).register_kernel(device_types, fn, calls_torch=calls_torch, lib=lib)

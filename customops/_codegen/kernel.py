@@ -75,16 +75,16 @@ class Shape:
     schema: Schema = field(compare=False)
     tags: tuple[torch.Tag, ...]
     when: CheckPolicy  # results are checked
-    state: Literal["plain", "no_grad", "any"]  # of the thread, that kernels run in
+    switches_off: Literal["all", "gradients", "nothing"]  # around a kernel; all: autocast, too, and what modes left
 
     @classmethod
     def of(cls, spec: OpSpec, when: CheckPolicy) -> Shape:
-        state: Literal["plain", "no_grad", "any"] = "plain"
-        if not (spec.kernel_calls_torch or spec.schema.is_view):
+        switches_off: Literal["all", "gradients", "nothing"] = "all"
+        if not spec.kernel_calls_torch:
             # A copy of a tensor that requires grad, but gets no gradient from the op, would be recorded.
             has_others = len(spec.differentiable.differentiable_args(spec.schema)) < len(spec.schema.tensors)
-            state = "no_grad" if has_others else "any"
-        return cls(spec.schema.exact_key, spec.schema, spec.tags, when, state)
+            switches_off = "gradients" if has_others else "nothing"
+        return cls(spec.schema.exact_key, spec.schema, spec.tags, when, switches_off)
 
 
 class Emitter(Source):
@@ -330,8 +330,8 @@ def emit_kernel_call(
     under ``torch.enable_grad()``), and no dispatch key is excluded for its own operations. Keys are excluded below a
     mode and in the first call of compiled code, never in a `direct` call. A call that is `alone` has no dispatcher
     around it, which would convert what is returned, and was looked at: autocast is off. Where it is the `last`, no
-    dispatcher looks at what is returned: its types are checked here, whatever the policy. A kernel that calls no torch
-    operation is called in the state that there is.
+    dispatcher looks at what is returned: its types are checked here, whatever the policy. Where the shape says so, a
+    kernel is called in the caller's state, as it calls no torch operation.
     """
     schema, when = source.schema, source.shape.when
     checks = source.holes["checks"]
@@ -342,9 +342,9 @@ def emit_kernel_call(
     state_differs = "$autocast_is_on()" if keeps_keys else "$autocast_is_on() or $is_excluded($conjugate)"
     plainly = _torch.dispatcher.call_plainly_writing if schema.mutated else _torch.dispatcher.call_plainly
     source.objects["call_plainly"] = _torch.dispatcher.call_view_plainly if schema.is_view else plainly
-    call = CALL_IN_ANY_STATE + CALL
-    if alone or source.shape.state != "plain":
-        call = CALL if source.shape.state != "any" else "$result = $fn({arguments})\n"
+    call = CALL if alone or source.shape.switches_off == "gradients" else CALL_IN_ANY_STATE + CALL
+    if source.shape.switches_off == "nothing":
+        call = "$result = $fn({arguments})\n"
     conversion = ""  # what the dispatcher would do to a result
     if len(schema.returns) > 1:
         conversion = TO_TUPLE if when != "always" else ""  # the checks do, too

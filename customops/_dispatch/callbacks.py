@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import operator
 import types
 import warnings
 from collections.abc import Callable
@@ -13,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from customops import _torch
 from customops._schema.model import Argument, Schema
 from customops._schema.types import converted, row_of
 from customops.errors import CallbackError, RegistrationError, brief, name_of, user_stacklevel, where
@@ -22,8 +20,6 @@ __tracebackhide__ = True  # pytest leaves the frames out
 
 
 Fn = Callable[..., Any]
-#: No arguments by keyword.
-_NONE: dict[str, Any] = {}
 #: What is passed by name to callbacks that may take it by position, too.
 _NAMED_BY_US = {"ctx", "inputs", "output", "keyword_only_inputs"}
 
@@ -181,24 +177,6 @@ def filler(schema: Schema) -> Fill | None:
         return tuple(filled), named
 
     return fill
-
-
-def by_position(order: tuple[str, ...]) -> Callable[[tuple[Any, ...], dict[str, Any]], Any]:
-    """``f(args, kwargs)``: all arguments by position, or unchanged if the dispatcher is to say what is wrong."""
-    rest = [operator.itemgetter(*order[i:]) for i in range(len(order))]
-    last, is_mode = len(order) - 1, _torch.dispatcher.is_torch_function_mode_enabled
-
-    def bind(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        given = len(args)
-        if given + len(kwargs) == last + 1 and not is_mode():
-            try:
-                found = rest[given](kwargs)
-                return (*args, found) if given == last else (*args, *found) if given else found, _NONE
-            except KeyError:  # one that the op does not have
-                pass
-        return args, kwargs
-
-    return bind
 
 
 def without_defaults(values: tuple[Any, ...], defaults: tuple[Any, ...]) -> tuple[Any, ...]:

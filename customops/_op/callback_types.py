@@ -9,7 +9,7 @@ registered.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, Protocol, TypedDict, TypeVar, overload
 
 import torch
 from torch import Tensor
@@ -73,6 +73,15 @@ TakesModeAndCall = TypeVar("TakesModeAndCall", bound=Callable[[Any, Any, Any, An
 Strategy = Literal["sequential", "expand_dims", "broadcast_all"]
 #: With what a registration ends; None: with the op.
 Lib = Library | None
+
+
+class KernelOptions(TypedDict, total=False):
+    """What `register_kernel` takes by keyword."""
+
+    calls_torch: bool
+    lib: Lib
+
+
 #: Values to try for arguments, of `CustomOpDef.register_samples`.
 Vary = Mapping[str, Any] | None
 

@@ -173,6 +173,10 @@ def spec_of(name: Name, fn: Fn, given: OpOptions) -> OpSpec:
             op=op,
             fix="leave one of the two out",
         )
+    if schema.is_view and not given.kernel_calls_torch:
+        raise DefinitionError(
+            "a view is made by an operation of torch", op=op, got=str(schema), fix="leave kernel_calls_torch out"
+        )
     return OpSpec(
         name,
         schema,

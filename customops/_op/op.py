@@ -22,7 +22,7 @@ from customops._codegen.function import generate_again, source_of
 from customops._codegen.lowering import Lowering
 from customops._describe import Described
 from customops._dispatch import fingerprint, names
-from customops._dispatch.callbacks import Fn, bind_kernel, by_position
+from customops._dispatch.callbacks import Fn, bind_kernel
 from customops._dispatch.current_kernel import add_observable, observed_call, observers, remove_observable
 from customops._dispatch.names import Name, check_devices, device_list
 from customops._dispatch.operator import OperatorHandle, OpSpec, Options, remove
@@ -103,7 +103,7 @@ class CustomOpDef(Described[P], Register[P, R]):
     _complete: Fn | None
     #: May arguments go to kernels without a conversion? See `look_for_observers`.
     _takes_objects: bool = False
-    #: ``_by_position(args, kwargs)``, where they do: not by keyword.
+    #: Then: what passes by position what was passed by keyword.
     _by_position: Callable[[tuple[Any, ...], dict[str, Any]], Any] | None = None
     #: What `_choose_call` was last done for.
     _called_as: Options | None = None
@@ -372,8 +372,8 @@ class CustomOpDef(Described[P], Register[P, R]):
         if self._takes_objects and self._definition.removed is None:
             enabled = not observers and self._definition.options.check == "always"
             _torch.library.dispatch_objects(self._opoverload, enabled)
-            order = tuple([argument.name for argument in self._definition.schema.positional])
-            self._by_position = by_position(order) if enabled else None
+            order = [argument.name for argument in self._definition.schema.positional]
+            self._by_position = _torch.library.by_position(order) if enabled else None
         self._compute_entry()
 
     def _first_call(self, entry: Fn, /, *args: Any, **kwargs: Any) -> Any:

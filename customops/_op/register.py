@@ -28,6 +28,7 @@ from customops._op.callback_types import (
     F,
     HasSignature,
     Items,
+    KernelOptions,
     Lib,
     MayTakeNothing,
     OpFor,
@@ -394,64 +395,34 @@ class Register(HasSignature[P, R]):
 
     @overload
     def register_kernel(
-        self, device_types: DeviceTypes, fn: None = None, /, *, calls_torch: bool | None = None, lib: Lib = None
+        self, device_types: DeviceTypes, fn: None = None, /, **options: Unpack[KernelOptions]
     ) -> Decorator[P, R]: ...
     @overload
     def register_kernel(
-        self: OpFor[Tensor],
-        device_types: DeviceTypes,
-        fn: ReturnsTensor,
-        /,
-        *,
-        calls_torch: bool | None = None,
-        lib: Lib = None,
+        self: OpFor[Tensor], device_types: DeviceTypes, fn: ReturnsTensor, /, **options: Unpack[KernelOptions]
     ) -> ReturnsTensor: ...
     @overload
     def register_kernel(
-        self: OpFor[Items],
-        device_types: DeviceTypes,
-        fn: ReturnsItems,
-        /,
-        *,
-        calls_torch: bool | None = None,
-        lib: Lib = None,
+        self: OpFor[Items], device_types: DeviceTypes, fn: ReturnsItems, /, **options: Unpack[KernelOptions]
     ) -> ReturnsItems: ...
     @overload
     def register_kernel(
-        self: OpFor[float],
-        device_types: DeviceTypes,
-        fn: ReturnsNumber,
-        /,
-        *,
-        calls_torch: bool | None = None,
-        lib: Lib = None,
+        self: OpFor[float], device_types: DeviceTypes, fn: ReturnsNumber, /, **options: Unpack[KernelOptions]
     ) -> ReturnsNumber: ...
     @overload
     def register_kernel(
-        self,
-        device_types: DeviceTypes,
-        fn: Callable[Concatenate[Any, Q], R],
-        /,
-        *,
-        calls_torch: bool | None = None,
-        lib: Lib = None,
+        self, device_types: DeviceTypes, fn: Callable[Concatenate[Any, Q], R], /, **options: Unpack[KernelOptions]
     ) -> Callable[Concatenate[Any, Q], R]: ...
     @overload
     def register_kernel(
-        self: MayTakeNothing,
-        device_types: DeviceTypes,
-        fn: Callable[Q, R],
-        /,
-        *,
-        calls_torch: bool | None = None,
-        lib: Lib = None,
+        self: MayTakeNothing, device_types: DeviceTypes, fn: Callable[Q, R], /, **options: Unpack[KernelOptions]
     ) -> Callable[Q, R]: ...
     @overload
     def register_kernel(
-        self: OpFor[Never], device_types: DeviceTypes, fn: F, /, *, calls_torch: bool | None = None, lib: Lib = None
+        self: OpFor[Never], device_types: DeviceTypes, fn: F, /, **options: Unpack[KernelOptions]
     ) -> F: ...
     def register_kernel(
-        self, device_types: DeviceTypes, fn: Fn | None = None, /, *, calls_torch: bool | None = None, lib: Lib = None
+        self, device_types: DeviceTypes, fn: Fn | None = None, /, *, calls_torch: bool = False, lib: Lib = None
     ) -> Any:
         """Register the kernel for one or several device types, or (None) for every device that has no kernel.
 
@@ -463,7 +434,7 @@ class Register(HasSignature[P, R]):
             lib: the registration ends when this library is destroyed.
 
         Raises:
-            RegistrationError: torch does not know the device type; `calls_torch` is False, and the op does not say it.
+            RegistrationError: torch does not know the device type.
             CallbackError: `fn` cannot be called with the op's arguments.
 
         Example:

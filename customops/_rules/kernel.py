@@ -71,15 +71,9 @@ class KernelRule(Rule[str | None, Fn]):
                 self.preset(device_type, self.default)
         super().bind(operator)
 
-    def register(self, device_types: DeviceTypes, fn: Fn, calls_torch: bool | None = None) -> Registration:
+    def register(self, device_types: DeviceTypes, fn: Fn, calls_torch: bool = False) -> Registration:
         spec, schema, op = self.operator.spec, self.operator.schema, self.operator.qualname
         devices = check_devices(device_types, schema, op)
-        if calls_torch is False and spec.kernel_calls_torch:
-            raise RegistrationError(
-                "calls_torch=False needs an op that is defined with kernel_calls_torch=False",
-                op=op,
-                fix="custom_op(..., kernel_calls_torch=False), and calls_torch=True for the other kernels",
-            )
         ours = self.operator.library is not None
         if ours:
             _warn_if_random(fn, spec)
@@ -143,8 +137,7 @@ class KernelRule(Rule[str | None, Fn]):
 
         def inspection(current_kernel: CurrentKernel, compiled: bool) -> Fn | None:
             is_checked = operator.options.check != "never"
-            calls_torch = operator.spec.kernel_calls_torch
-            return Inspection(current_kernel, operator.overload, calls_torch, compiled) if is_checked else None
+            return Inspection(current_kernel, operator, compiled=compiled) if is_checked else None
 
         current = CurrentKernel(self._active(device_type), operator.qualname, device_type, schema, inspection)
         key = _ANY_DEVICE if device_type is None else _torch.dispatcher.device_key(device_type)
@@ -242,14 +235,13 @@ class Inspection:
     """Called in the place of a kernel, until a call passes: does it write what it says, and return what is expected?
 
     Args:
-        calls_torch: may the kernel call operations of torch that depend on the state in which it is called?
         compiled: compare with the fake impl, on which code that was compiled relies.
     """
 
-    def __init__(self, current: CurrentKernel, overload: OpOverload, calls_torch: bool, compiled: bool) -> None:
-        self.current, self.overload, self.compiled = current, overload, compiled
+    def __init__(self, current: CurrentKernel, operator: OperatorHandle, *, compiled: bool) -> None:
+        self.current, self.overload, self.compiled = current, operator.overload, compiled
         self.__wrapped__ = current.registered
-        self.calls_torch = calls_torch or isinstance(current.registered, CallingTorch)
+        self.calls_torch = operator.spec.kernel_calls_torch or isinstance(current.registered, CallingTorch)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         current, fn = self.current, self.__wrapped__
@@ -297,26 +289,19 @@ class Inspection:
         return result
 
     def _without_torch(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the kernel in the state that a mode needs, to see its operations."""
-        mode = _WatchOperations()  # type: ignore[no-untyped-call]
-
-        def watched() -> Any:
-            with mode:
-                return self.__wrapped__(*args, **kwargs)
-
-        try:
-            return _torch.dispatcher.call_plainly_writing(watched)
-        finally:
-            if mode.found is not None:
-                name, _, overload = mode.found.rpartition(".")
-                raise KernelError(
-                    "the kernel calls an operation of torch, and its op says kernel_calls_torch=False: what the "
-                    "operation does depends on the autocast and gradient mode of the caller",
-                    op=self.current.op,
-                    got=name if overload == "default" else mode.found,
-                    where=where(self.__wrapped__),
-                    fix="leave kernel_calls_torch out of the definition, or register this kernel with calls_torch=True",
-                ) from None
+        """Call a kernel that is to call no operations of torch, and raise if it does."""
+        watch = _WatchOperations()  # type: ignore[no-untyped-call]
+        result = _torch.dispatcher.call_plainly_writing(watch.call, self.__wrapped__, *args, **kwargs)
+        if watch.found is not None:
+            raise KernelError(
+                "the kernel calls an operation of torch, and its op is defined with kernel_calls_torch=False: the "
+                "operation would depend on the autocast and gradient mode of the caller",
+                op=self.current.op,
+                got=watch.found,
+                where=where(self.__wrapped__),
+                fix="leave kernel_calls_torch out of the definition, or register this kernel with calls_torch=True",
+            )
+        return result
 
 
 #: Operations on tensors whose results are the same with and without autocast and gradients. Views are, too.
@@ -330,15 +315,24 @@ _INDEPENDENT = frozenset(
 class _WatchOperations(_torch.tensors.TorchDispatchMode):
     """Finds the first operation that depends on the state in which it is called."""
 
+    supports_higher_order_operators = True
     found: str | None = None
 
+    def call(self, fn: Fn, /, *args: Any, **kwargs: Any) -> Any:
+        with self:
+            return fn(*args, **kwargs)
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        schema = func._schema
-        is_view = any(ret.alias_info is not None and not ret.alias_info.is_write for ret in schema.returns)
-        makes = not any("Tensor" in str(argument.type) for argument in schema.arguments)
-        if not (is_view or makes or schema.name in _INDEPENDENT) and self.found is None:
-            self.found = str(func).replace(".", "::", 1)
+        if self.found is None and not (isinstance(func, OpOverload) and _is_independent(func)):
+            self.found = func.name().removesuffix(".default")
         return func(*args, **(kwargs or {}))
+
+
+def _is_independent(op: OpOverload) -> bool:
+    schema = op._schema
+    takes_tensors = any("Tensor" in str(argument.type) for argument in schema.arguments)
+    is_view = any(ret.alias_info is not None and not ret.alias_info.is_write for ret in schema.returns)
+    return is_view or torch.Tag.inplace_view in op.tags or not takes_tensors or schema.name in _INDEPENDENT
 
 
 class CallingTorch:

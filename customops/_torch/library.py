@@ -220,6 +220,30 @@ def dispatch_objects(overload: Any, enabled: bool) -> None:
     overload._enable_pyobj_dispatch(enabled)
 
 
+def by_position(order: Sequence[str]) -> Callable[[tuple[Any, ...], dict[str, Any]], Any]:
+    """``f(args, kwargs)``: all arguments by position, for `dispatch_objects`.
+
+    They are returned as they are where some are missing or unknown, of which the dispatcher speaks, and where a
+    ``__torch_function__`` is to see them.
+    """
+    rest = [operator.itemgetter(*order[i:]) for i in range(len(order))]
+    last, overrides = len(order) - 1, torch.overrides.has_torch_function
+
+    def bind(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        given = len(args)
+        if given + len(kwargs) == len(order):
+            try:
+                found = rest[given](kwargs)
+            except KeyError:
+                return args, kwargs
+            found = (*args, found) if given == last else (*args, *found)
+            if not overrides(found):
+                return found, {}
+        return args, kwargs
+
+    return bind
+
+
 #: What an overload remembers of which kernel a key leads to, for calls under modes. To be cleared when kernels come or
 #: go: torch does not where a library is destroyed.
 dispatch_cache: Callable[[OpOverload], dict[Any, Any]] = operator.attrgetter("_dispatch_cache")

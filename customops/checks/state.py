@@ -74,22 +74,25 @@ def check(trial: Trial) -> None:
 
 
 def _check_operations(trial: Trial) -> None:
-    """Where an op says that its kernels call no torch, their first call was looked at; look at this one, too."""
+    """Of an op with ``kernel_calls_torch=False``, the first call of a kernel was looked at; look at this one, too."""
     definition = getattr(trial.custom_op, "_definition", None)
     if definition is None or definition.spec.kernel_calls_torch:
         return
     newest = definition.newest_kernels().values()
-    currents = [kernel.current_kernel for kernel in newest if kernel.current_kernel is not None]
+    before = {each.current_kernel: each.current_kernel.inspected for each in newest if each.current_kernel is not None}
     try:
-        for current in currents:
-            current.inspected = Inspection(current, definition.overload, calls_torch=False, compiled=False)
+        for current in before:
+            current.inspected = Inspection(current, definition, compiled=False)
             current.look_for_observers()
         call(trial.copy())
     except KernelError as error:
         raise trial.finding(error.problem, got=error.got, fix=error.fix, where=error.where) from error
+    except Exception:  # a derived input need not be accepted
+        return
     finally:
-        for current in currents:
-            current.passed()
+        for current, inspected in before.items():
+            current.inspected = inspected
+            current.look_for_observers()
 
 
 def _check_settings(trial: Trial) -> None:

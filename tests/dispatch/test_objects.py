@@ -236,31 +236,52 @@ def test_ops_of_others_are_left_alone(lib: Any, ns: str) -> None:
 
 
 def test_by_keyword(registry: Registry, ns: str) -> None:
-    """The arguments are passed on by position; the dispatcher says what is wrong with others."""
+    """The arguments are passed on by position."""
     op = registry.custom_op(f"{ns}::f", lambda x, y: x - 2 * y, schema="(Tensor x, Tensor y) -> Tensor")
+    op.register_fake(lambda x, y: torch.empty_like(x))
     x, y = torch.arange(3.0), torch.ones(3)
-    for _ in range(2):
-        assert op._by_position is not None
-        for result in (op(x=x, y=y), op(y=y, x=x), op(x, y=y), op(x, y)):
-            assert_close(result, x - 2 * y)
-        with pytest.raises(customops.errors.ArgumentError, match="z"):
-            op(x, z=y)
-        with pytest.raises((RuntimeError, customops.errors.ArgumentError), match="y"):
-            op(x=x)
-        with pytest.raises((RuntimeError, customops.errors.ArgumentError)):
-            op(x, y, y=y)
-        with pytest.raises((RuntimeError, customops.errors.ArgumentError)):
-            op(x, x=x)
-        compiled = torch.compile(lambda x, y: op(y=y, x=x), backend="aot_eager", fullgraph=True)
-        op.register_fake(lambda x, y: torch.empty_like(x))
-        assert_close(compiled(x, y), x - 2 * y)
+    given = []
+    entry, op._entry = op._entry, lambda *args, **kwargs: given.append((len(args), [*kwargs])) or entry(*args, **kwargs)
+    for result in (op(x=x, y=y), op(y=y, x=x), op(x, y=y), op(x, y)):
+        assert_close(result, x - 2 * y)
+    assert given == [(2, [])] * 4
+    compiled = torch.compile(lambda x, y: op(y=y, x=x), backend="aot_eager", fullgraph=True)
+    assert_close(compiled(x, y), x - 2 * y)
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [(("x", "z"), "no argument named z|did you mean|z"), (("x",), "y"), (("x", "y", "z"), "z")],
+)
+def test_wrong_keywords(registry: Registry, ns: str, names: tuple[str, ...], message: str) -> None:
+    """The dispatcher says what is wrong, as it does for others."""
+    errors = []
+    for check in ("always", "never"):  # the latter takes no objects
+        op = registry.custom_op(f"{ns}::f", of_tensors, mutates_args=(), check=check)
+        with pytest.raises(Exception, match=message) as raised:
+            op(**dict.fromkeys(names, torch.ones(2)))
+        errors.append((type(raised.value), str(raised.value)))
+    assert errors[0] == errors[1]
+
+
+def test_torch_functions_see_keywords(registry: Registry, ns: str) -> None:
+    op = registry.custom_op(f"{ns}::f", of_tensors, mutates_args=())
     seen = []
 
     class Mode(TorchFunctionMode):
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            seen.append((len(args), sorted(kwargs or {})))
-            return func(*args, **(kwargs or {}))
+            seen.append((len(args), [*kwargs]))
+            return func(*args, **kwargs)
 
+    class Subclass(Tensor):
+        @classmethod
+        def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append((len(args), [*(kwargs or {})]))
+            return super().__torch_function__(func, types, args, kwargs or {})
+
+    x = torch.ones(2)
     with Mode():
-        op(x, y=y)
-    assert (1, ["y"]) in seen
+        op(x, y=x)
+    op(x, y=x.as_subclass(Subclass))
+    assert seen[0] == (1, ["y"])
+    assert (1, ["y"]) in seen[1:]

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 import customops
 from customops import Registry
-from customops.errors import CheckError, DefinitionError, KernelError, RegistrationError
+from customops.errors import CheckError, DefinitionError, KernelError
 
 X, Y = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([0.5, -1.0, 4.0])
 PRODUCT = np.array([0.5, -2.0, 12.0], dtype=np.float32)
@@ -148,16 +148,13 @@ def computes(x: Tensor, y: Tensor) -> Tensor:
     return x * y
 
 
-def hides(x: Tensor, y: Tensor) -> Tensor:
-    try:
-        return x * y
-    except Exception:
-        return torch.zeros_like(x)
+def conditional(x: Tensor, y: Tensor) -> Tensor:
+    return torch.cond(torch.tensor(True), torch.clone, torch.clone, (x,))
 
 
 CALLS = {
     "operator": (computes, "aten::mul.Tensor"),
-    "caught": (hides, "aten::mul.Tensor"),
+    "higher order": (conditional, "cond"),
     "method": (lambda x, y: x.matmul(y).expand(3).clone(), "aten::dot"),
     "in place": (lambda x, y: x.clone().mul_(y), "aten::mul_.Tensor"),
 }
@@ -179,7 +176,8 @@ def test_an_operation_of_torch_raises(registry: Registry, ns: str, name: str, ch
         assert "calls_torch=True" in str(raised.value.fix)
 
 
-def test_memory_and_views_are_no_operations(registry: Registry, ns: str) -> None:
+@pytest.mark.parametrize("caller", CALLERS)
+def test_memory_and_views_are_no_operations(registry: Registry, ns: str, caller: str) -> None:
     def kernel(x: Tensor, y: Tensor) -> Tensor:
         x, y = x.to(torch.float64).contiguous().view(-1), y.t().contiguous().flatten()
         out = torch.zeros(x.shape, dtype=x.dtype)
@@ -190,7 +188,8 @@ def test_memory_and_views_are_no_operations(registry: Registry, ns: str) -> None
         return out.to(torch.float32).reshape(3)
 
     op = product(registry, ns, kernel)
-    assert op(X, Y).tolist() == [7.0, -2.0, 12.0]
+    with CALLERS[caller]():
+        assert op(X, Y).tolist() == [7.0, -2.0, 12.0]
 
 
 def test_each_kernel_is_looked_at_and_one_may_call_torch(registry: Registry, ns: str) -> None:
@@ -246,13 +245,40 @@ def test_wrong_options(registry: Registry, ns: str, options: dict[str, Any], mes
     assert f"{ns}::f" not in registry
 
 
-def test_a_kernel_cannot_say_it_alone(registry: Registry, ns: str) -> None:
-    op = registry.custom_op(f"{ns}::f", computes, mutates_args=())
-    with pytest.raises(RegistrationError, match="kernel_calls_torch=False"):
-        op.register_kernel("cpu", raw_product, calls_torch=False)
-    assert torch.equal(op(X, Y), X * Y)
-    op.register_kernel("cpu", computes, calls_torch=True)
-    assert torch.equal(op(X, Y), X * Y)
+def test_a_view_is_made_by_torch(registry: Registry, ns: str) -> None:
+    with pytest.raises(DefinitionError, match="a view is made by an operation of torch"):
+        registry.custom_op(f"{ns}::f", lambda x: x[0], schema="(Tensor(a) x) -> Tensor(a)", kernel_calls_torch=False)
+
+
+def test_what_a_kernel_raises_is_raised(registry: Registry, ns: str) -> None:
+    def fails(x: Tensor, y: Tensor) -> Tensor:
+        raise ValueError(f"the first is {(x + y)[0]}")
+
+    op = product(registry, ns, fails)
+    with pytest.raises(ValueError, match=r"the first is 1\.5"):
+        op(X, Y)
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_a_kernel_by_function_of_the_library(registry: Registry, ns: str, lazy: bool) -> None:
+    """It may be registered before a lazy op is defined, and for an op that says nothing."""
+    for name, calls_torch in (("f", False), ("g", True)):
+        op = registry.custom_op(
+            f"{ns}::{name}", raw_product, mutates_args=(), kernel_calls_torch=calls_torch, lazy=lazy
+        )
+        op.register_kernel("cpu", computes, calls_torch=True)
+        assert torch.equal(op(X, Y), X * Y)
+        customops.register_kernel(op, "cpu", computes, calls_torch=True)
+        assert torch.equal(op(X, Y), X * Y)
+
+
+def test_the_checker_leaves_the_first_call_as_it_is(registry: Registry, ns: str) -> None:
+    """A kernel that it found wrong is looked at again when it is called."""
+    op = product(registry, ns, computes)
+    outcome = customops.opcheck(op, (X, Y), test_utils="test_state", raise_exception=False)["test_state"]
+    assert isinstance(outcome, CheckError)
+    with pytest.raises(KernelError, match="kernel_calls_torch=False"):
+        op(X, Y)
 
 
 @pytest.mark.parametrize("check", ["always", "never"])
