@@ -19,8 +19,8 @@ V = TypeVar("V")
 class _Entry(Registration, Generic[K, V]):
     """The registration of a value for a key; `source` is the ``file:line`` of it, "" for what comes with the op."""
 
-    def __init__(self, rule: Rule[K, V], key: K, value: V, source: str | None) -> None:
-        self.rule, self.key, self.value = rule, key, value
+    def __init__(self, rule: Rule[K, V], key: K, value: V, source: str | None, is_derived: bool = False) -> None:
+        self.rule, self.key, self.value, self.is_derived = rule, key, value, is_derived
         self.source = user_source() if source is None else source
 
     def unregister(self) -> None:
@@ -33,6 +33,8 @@ class _Entry(Registration, Generic[K, V]):
 
 class Rule(Generic[K, V]):
     """What the user registered of one kind for an op: key -> value, of which the newest registration counts.
+
+    What is derived from the reference function counts where nothing was registered by hand, before or after.
 
     A key's function in the dispatcher is installed once, with the first registration, and reads `values` when it is
     called: registering again is an assignment. Registrations can be unregistered in any order.
@@ -82,11 +84,18 @@ class Rule(Generic[K, V]):
         self._entries[key] = [_Entry(self, key, value, "")]
         self.values[key] = value
 
-    def set(self, key: K, value: V, source: str | None = None) -> Registration:
+    def is_derived(self, key: K) -> bool:
+        """Does what counts for a key come from the reference function?"""
+        entries = self._entries.get(key)
+        return bool(entries and entries[-1].is_derived)
+
+    def set(self, key: K, value: V, source: str | None = None, *, is_derived: bool = False) -> Registration:
         """Register a value for a key, at a ``file:line``; None: where the user's code is now."""
-        entry = _Entry(self, key, value, source)
-        self._entries.setdefault(key, []).append(entry)
-        self.values[key] = value
+        entry = _Entry(self, key, value, source, is_derived)
+        entries = self._entries.setdefault(key, [])
+        at = sum(each.is_derived for each in entries) if is_derived else len(entries)
+        entries.insert(at, entry)
+        self.values[key] = entries[-1].value
         try:
             if key not in self._uninstall:
                 self._uninstall[key] = self._install(key, True)
