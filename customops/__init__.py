@@ -22,6 +22,7 @@ from customops._op.registry import Registry
 from customops._op.registry import default as default_registry
 from customops._op.triton import triton_op, wrap_triton
 from customops._rules import compilers as _compilers
+from customops._rules.cost import Cost
 from customops._schema.annotations import Keys, Mut, Mutates, SameAs
 from customops._schema.infer import infer_schema
 from customops._schema.named import Named
@@ -43,9 +44,11 @@ from customops.library import (
     register_autograd_from,
     register_effect,
     register_fake,
+    register_flops,
     register_jvp,
     register_kernel,
     register_out,
+    register_reference,
     register_torch_dispatch,
     register_vmap,
     when_defined,
@@ -63,6 +66,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "Cost",
     "CustomOpDef",
     "CustomOpsError",
     "Description",
@@ -98,9 +102,11 @@ __all__ = [
     "register_autograd_from",
     "register_effect",
     "register_fake",
+    "register_flops",
     "register_jvp",
     "register_kernel",
     "register_out",
+    "register_reference",
     "register_torch_dispatch",
     "register_vmap",
     "schema",

@@ -33,6 +33,7 @@ from customops._op.definitions import OnConflict
 from customops._op.op import CustomOpDef
 from customops._op.registry import ImplConflict, default
 from customops._rules.fake import like as like
+from customops._rules.reference import ReferenceOptions
 from customops._schema.model import Names
 from customops._schema.tags import Tags
 from customops.errors import RegistrationError, entry
@@ -141,6 +142,18 @@ def register_jvp(
 def register_autograd_from(op: Op, fn: F, /, *, lib: Lib = None, **options: Unpack[FromOptions]) -> F:
     """Register the gradients of a function for any op, as `CustomOpDef.register_autograd_from` does."""
     return adopt(op).register_autograd_from(fn, lib=lib, **options)
+
+
+@entry
+def register_reference(op: Op, fn: Fn | None = None, /, *, lib: Lib = None, **options: Unpack[ReferenceOptions]) -> Any:
+    """Register the plain function that any op computes, as `CustomOpDef.register_reference` does."""
+    return adopt(op).register_reference(fn, lib=lib, **options)
+
+
+@entry
+def register_flops(op: Op, fn: Fn | None = None, /, *, lib: Lib = None) -> Any:
+    """Register the number of floating-point operations of any op, as `CustomOpDef.register_flops` does."""
+    return adopt(op).register_flops(fn, lib=lib)
 
 
 @entry

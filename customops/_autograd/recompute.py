@@ -58,6 +58,9 @@ class RecomputedFormula:
         self.fn = bind_kernel(fn, self.schema, self.op, "function to differentiate", warn=ours)
         has_generator = any(argument.type.startswith("Generator") for argument in self.schema.arguments)
         self.is_random = has_generator or torch.Tag.nondeterministic_seeded in operator.tags
+        #: The returns that hold no tensors. A list of tensors may stand for several, where it is the only return.
+        several = len(self.schema.returns) > 1
+        self.without = [i for i, ret in enumerate(self.schema.returns) if several and not ret.holds_tensors]
         self.originals = tuple(argument.name for argument in self.schema.mutated)
 
     def setup_context(
@@ -138,7 +141,10 @@ class RecomputedFormula:
             saved = iter([next(given) if is_chosen else x for x, is_chosen in itertools.zip_longest(tensors, chosen)])
             args, kwargs = _torch.tensors.tree_unflatten([next(saved) if x is _SAVED else x for x in leaves], spec)
             result = self._call(ctx, *args, **kwargs)
-            return tuple(flat_items(result if isinstance(result, (tuple, list)) else (result,)))
+            results = list(result) if isinstance(result, (tuple, list)) else [result]
+            for i in self.without:
+                results[i] = None
+            return tuple(flat_items(results))
 
         return run, list(itertools.compress(tensors, chosen))
 

@@ -29,13 +29,13 @@ from customops._autograd.layout import (
     flatten,
     unflatten,
 )
-from customops._autograd.recompute import draws_again
+from customops._autograd.recompute import RecomputedFormula, draws_again
 from customops._codegen.function import source_of
 from customops._codegen.kernel import any_requires_grad, function_at
 from customops._dispatch.callbacks import Fn, bind
 from customops._dispatch.current_kernel import CurrentKernel
 from customops._dispatch.operator import OperatorHandle
-from customops._dispatch.registrations import Registration, Undo, lock, nothing
+from customops._dispatch.registrations import Registration, RegistrationGroup, Undo, lock, nothing
 from customops._dispatch.results import mutated_results
 from customops._dispatch.rule import Rule
 from customops._schema.model import Names, Schema, tensor_names
@@ -70,7 +70,13 @@ class AutogradRule(Rule[str, Formula]):
         return self.values
 
     def register(
-        self, fn: Fn, setup_context: Fn | None, options: BackwardOptions, kind: Literal["backward", "jvp"] = "backward"
+        self,
+        fn: Fn,
+        setup_context: Fn | None,
+        options: BackwardOptions,
+        kind: Literal["backward", "jvp"] = "backward",
+        *,
+        is_derived: bool = False,
     ) -> Registration:
         schema, op = self.operator.schema, self.operator.qualname
         known = (GradientOptions if kind == "jvp" else BackwardOptions).__annotations__
@@ -128,7 +134,22 @@ class AutogradRule(Rule[str, Formula]):
         bind(fn, op, kind, "ctx", *given)
         materialize_grads, once = options.get("materialize_grads", True), options.get("once_differentiable", False)
         formula = Formula(fn, setup_context, nondiff_args, grads_of, originals, materialize_grads, once)
-        return self.set(kind, formula)
+        return self.set(kind, formula, is_derived=is_derived)
+
+    def register_from(
+        self, formula: RecomputedFormula, options: BackwardOptions, *, is_derived: bool = False
+    ) -> RegistrationGroup:
+        """Register the derivatives of a function in both modes; or neither."""
+        given: Any = {"originals": formula.originals, **options}
+        made: list[Registration] = []
+        pairs: list[tuple[Literal["jvp", "backward"], Fn]] = [("jvp", formula.jvp), ("backward", formula.backward)]
+        try:
+            for kind, fn in pairs:
+                made.append(self.register(fn, formula.setup_context, given, kind, is_derived=is_derived))
+        except BaseException:
+            RegistrationGroup(made).unregister()
+            raise
+        return RegistrationGroup(made)
 
     def _install(self, key: str, own_library: bool) -> Undo:
         operator, self.apply, self._current = self.operator, None, None
@@ -177,7 +198,14 @@ class AutogradRule(Rule[str, Formula]):
         if current is None:
             with lock:
                 backward, jvp = map(self.values.get, ("backward", "jvp"))
-                current = self._current = self._current or ActiveFormulas(self.operator, backward, jvp)
+                # A backward by hand does not wait for what a derived jvp saves.
+                is_apart = backward is not None and self.is_derived("jvp") and not self.is_derived("backward")
+                if self._current is None:
+                    current = ActiveFormulas(self.operator, backward, None if is_apart else jvp)
+                    if is_apart:
+                        current.with_tangents = ActiveFormulas(self.operator, backward, jvp)
+                    self._current = current
+                current = self._current
         return current
 
     def sources(self) -> dict[str, str]:
@@ -263,6 +291,8 @@ class ActiveFormulas:
             if argument.holds_tensors and not layout.differentiable[i] and not argument.is_mutated
         }
         self.node: Node | None = None
+        #: What holds for a call with tangents, if that is something else.
+        self.with_tangents: ActiveFormulas | None = None
 
     def not_ignored(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
         if not self.ignores:
@@ -454,6 +484,8 @@ def _general(rule: AutogradRule, operator: OperatorHandle) -> tuple[Fn, Autograd
         has_tangents = may_have_tangents and _torch.autograd.any_tangent(values)
         if has_tangents and not path.tangents_seen:
             operator.saw_tangents()
+        if has_tangents and current.with_tangents is not None:
+            current = current.with_tangents
         is_recorded = torch.is_grad_enabled() and requires_grad(*values)
         if not (is_recorded or has_tangents):
             # The operations of the kernel are not to take along tangents that the op ignores.

@@ -583,9 +583,18 @@ class Lowering:
 
         return lowered_jvp
 
-    def function(self, fn: Fn, *, with_written: bool) -> Fn:
-        """The function that `register_autograd_from` differentiates; does it return more than the result?"""
-        role = "function to differentiate"
+    def plain(self, fn: Fn, role: str) -> Fn:
+        """A function of the signature's parameters, called with those of the schema; the result stays."""
+        bound = bind_kernel(fn, self.parameters, self.op, role)
+
+        def lowered_plain(*args: Any, **kwargs: Any) -> Any:
+            args, kwargs = self.restored_call(*args, **kwargs)
+            return bound(*args, **kwargs)
+
+        return functools.update_wrapper(lowered_plain, fn, updated=())
+
+    def function(self, fn: Fn, *, with_written: bool, role: str = "function to differentiate") -> Fn:
+        """A function that is differentiated, or a reference; does it return more than the result?"""
         bound = bind_kernel(fn, self.parameters, self.op, role)
         lower_result = self.lower_result(bound, role)
 
@@ -598,7 +607,7 @@ class Lowering:
             result, written = (result[0], result[1:]) if with_written else (result, ())
             lowered, returns = lower_result(result), self.schema.returns
             values = lowered if len(returns) > 1 else (lowered,)
-            return *(x if each.holds_tensors else None for x, each in zip(values, returns, strict=True)), *written
+            return *values, *written
 
         return lowered_function
 

@@ -12,6 +12,7 @@ from customops._dispatch.callbacks import Fn
 from customops._dispatch.names import _ANY_DEVICE
 from customops._rules.autocast import AutocastRule
 from customops._rules.compilers import DecompositionRule, InductorLoweringRule, ReplacementRule
+from customops._rules.cost import FlopsRule
 from customops._rules.functionalization import EffectRule, TorchDispatchRule
 from customops._rules.kernel import RawRule
 from customops._rules.out import Allocates, Copies, is_stub
@@ -33,7 +34,7 @@ class Rule:
 
     Attributes:
         kind: "kernel", "out", "fake", "backward", "jvp", "vmap", "autocast", "torch_dispatch", "decomposition",
-            "lowering", "replacement", "impl", "effect", "samples", "sharding".
+            "lowering", "replacement", "impl", "effect", "samples", "sharding", "reference", "flops".
         target: what it applies to: a device type, a class, a compiler or a dispatch key; "" if to everything.
         name: the name of the function, or the value.
         where: ``file:line`` of the function; "" if unknown.
@@ -103,10 +104,29 @@ def of_function(kind: str, fn: Fn, registered: str, *, target: str = "", origin:
     return Rule(kind, target, name_of(fn), "" if where == "<built-in>" else where, registered, origin)
 
 
+def _derived(kind: str, target: str = "", how: str = "") -> Rule:
+    """The line for what follows from the reference."""
+    return Rule(kind, target, "by the reference", origin="derived", note=how)
+
+
+def _reference(op: Any) -> Iterator[Rule]:
+    rules = op._rules
+    if rules.reference is not None:
+        yield of_function("reference", rules.reference.plain, rules.references.source(None))
+    flops = rules._others.get(FlopsRule)
+    if flops is not None and flops.values:
+        yield of_function("flops", flops.values[None], flops.source(None))
+    elif rules.reference is not None:
+        yield _derived("flops")
+
+
 def _own_kernels(op: Any) -> Iterator[Rule]:
     rule = op._rules.kernel
     for device, fn in rule.kernels.items():
         target = device or ("other devices" if len(rule.kernels) > 1 else "any device")
+        if rule.is_derived(device):
+            yield _derived("kernel", target)
+            continue
         if isinstance(fn, Allocates):
             yield Rule("kernel", target, "allocates, and calls the out variant", origin="derived")
         elif isinstance(fn, Copies):
@@ -136,7 +156,9 @@ def _kernels(op: Any) -> Iterator[Rule]:
 def _fake(op: Any) -> Iterator[Rule]:
     rule, qualname = op._rules.fake, op._qualname
     registered = rule.values.get(None)
-    if registered is not None:
+    if rule.is_derived(None):
+        yield _derived("fake")
+    elif registered is not None:
         yield of_function("fake", registered, rule.source(None))
     elif rule.fn is not None:
         yield of_function("fake", rule.fn, "", origin="derived")
@@ -174,7 +196,9 @@ def _gradients(op: Any) -> Iterator[Rule]:
         place = location_of(known.backward) if known.backward is not None else None
     for kind in ("backward", "jvp"):
         formula = rule.formulas.get(kind)
-        if formula is not None:
+        if rule.is_derived(kind):
+            yield _derived(kind)
+        elif formula is not None:
             fn, source = formula.fn, rule.source(kind)
             plain = derived_from(fn)
             yield of_function(kind, plain or fn, source, origin="derived" if plain else "registered")
@@ -198,7 +222,9 @@ def autograd_of_others(operator: Any) -> str | None:
 def _vmap(op: Any) -> Iterator[Rule]:
     rule = op._rules.vmap
     fn = rule.registered
-    if isinstance(fn, _Strategy):
+    if rule.is_derived(None) and isinstance(fn, _Strategy):
+        yield _derived("vmap", how="" if fn.reference is not None else fn.name)
+    elif isinstance(fn, _Strategy):
         yield Rule("vmap", name=fn.name, registered=rule.source(None))
     elif fn is not None:
         yield of_function("vmap", fn, rule.source(None))
@@ -217,6 +243,9 @@ def _special(op: Any) -> Iterator[Rule]:
     rules = op._rules._others
     if (autocast := rules.get(AutocastRule)) is not None:
         for device, dtype in autocast.values.items():
+            if autocast.is_derived(device):
+                yield _derived("autocast", device)
+                continue
             name = str(dtype).removeprefix("torch.")
             yield Rule("autocast", device, name, registered=autocast.source(device))
     if (dispatch := rules.get(TorchDispatchRule)) is not None:
@@ -225,6 +254,9 @@ def _special(op: Any) -> Iterator[Rule]:
     if (decompositions := rules.get(DecompositionRule)) is not None:
         for compiler, (decomposition, applies) in decompositions.values.items():
             source = decompositions.source(compiler)
+            if decompositions.is_derived(compiler):
+                yield _derived("decomposition", compiler)
+                continue
             found = of_function("decomposition", decomposition.fn, source, target=compiler)
             yield replace(found, note=f"where {name_of(applies.fn)} is true" if applies else "")
     if (lowerings := rules.get(InductorLoweringRule)) is not None:
@@ -246,7 +278,7 @@ def _special(op: Any) -> Iterator[Rule]:
 
 
 #: In the order of a description. A new kind of rule gets a function here.
-_READERS: tuple[Callable[[Any], Iterator[Rule]], ...] = (_kernels, _fake, _gradients, _vmap, _special)
+_READERS: tuple[Callable[[Any], Iterator[Rule]], ...] = (_reference, _kernels, _fake, _gradients, _vmap, _special)
 
 
 def supports_of(op: Any, rules: Sequence[Rule]) -> Iterator[Support]:

@@ -105,12 +105,12 @@ class Rule(Generic[K, V]):
         self._changed()
         return entry
 
-    def set_all(self, keys: Iterable[K], value: V) -> Registration:
+    def set_all(self, keys: Iterable[K], value: V, *, is_derived: bool = False) -> Registration:
         """`set` for several keys; if one fails, for none."""
         made: list[Registration] = []
         try:
             for key in keys:
-                made.append(self.set(key, value))
+                made.append(self.set(key, value, is_derived=is_derived))
         except BaseException:
             RegistrationGroup(made).unregister()
             raise

@@ -11,7 +11,7 @@ from typing_extensions import Required
 
 from customops._codegen import computed
 from customops._codegen.lowering import Lowering
-from customops._dispatch.callbacks import Fn
+from customops._dispatch.callbacks import Fn, bind_kernel
 from customops._dispatch.names import DeviceTypes, Name
 from customops._dispatch.operator import OpSpec, Options
 from customops._dispatch.results import CheckPolicy, check_policy, of_environment
@@ -57,6 +57,7 @@ class OpOptions:
     traceable: bool = False
     kernel_calls_torch: bool = True
     computed_args: ComputedArgs = None
+    reference: Callable[..., Any] | bool | None = None
     when: When = True
     differentiable: bool | Sequence[bool] = True
     nondiff_args: Names = ()
@@ -109,6 +110,7 @@ class _Options(TypedDict, total=False):
     direct_in_graphs: bool | None
     traceable: bool
     kernel_calls_torch: bool
+    reference: Callable[..., Any] | bool | None
     when: When
     differentiable: bool | Sequence[bool]
     nondiff_args: Names
@@ -155,6 +157,12 @@ def spec_of(name: Name, fn: Fn, given: OpOptions) -> OpSpec:
         lowering = Lowering(signature, schema, op)
         kernel, nondiff_args = lowering.kernel(fn), lowering.names(nondiff_args, "nondiff_args")
         parameters, starred = lowering.parameters, any(each.stars for each in signature.parameters)
+    if given.reference is not None:
+        if not (callable(given.reference) or given.reference is True):
+            problem, fix = "reference must be a function, or True if the op's function is one", "leave it out"
+            raise DefinitionError(problem, op=op, got=brief(given.reference), fix=fix)
+        if given.reference is not True and not any(argument.is_mutated for argument in schema.arguments):
+            bind_kernel(given.reference, parameters, op, "reference")
     computed_args: tuple[computed.Computed, ...] = ()
     if given.computed_args is not None:
         names = [each.name for each in parameters.arguments]

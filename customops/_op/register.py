@@ -13,20 +13,14 @@ from torch import Tensor
 from typing_extensions import Never, Unpack
 
 from customops import _torch
-from customops._autograd.layout import BackwardOptions, FromOptions, GradientOptions, ResultOptions
-from customops._autograd.recompute import RecomputedFormula
-from customops._codegen.lowering import Lowering
 from customops._dispatch.callbacks import Fn, bind
 from customops._dispatch.names import DeviceTypes, device_list
-from customops._dispatch.operator import OperatorHandle, check_library
 from customops._dispatch.registrations import Registration, lock
-from customops._dispatch.scopes import Constraints, Sample, Samples, record_in_scope, samples_of, samples_with
+from customops._dispatch.scopes import Constraints, Sample, record_in_scope, samples_of, samples_with
 from customops._op.callback_types import (
-    AnySetupContext,
     DeclaredF,
     Decorator,
     F,
-    HasSignature,
     Items,
     KernelOptions,
     Lib,
@@ -40,12 +34,11 @@ from customops._op.callback_types import (
     ReturnsNumber,
     ReturnsTensor,
     Strategy,
-    TakesGradients,
     TakesModeAndCall,
     Vary,
     YieldsArguments,
 )
-from customops._rules import Rules
+from customops._op.formulas import RegisterFormulas
 from customops._rules.compilers import When
 from customops._rules.fake import declared
 from customops._rules.out import samples_with_out
@@ -72,6 +65,8 @@ REGISTRATIONS: dict[str, Registering] = {
     "register_autograd": Registering(0),
     "register_jvp": Registering(0),
     "register_autograd_from": Registering(0),
+    "register_reference": Registering(0),
+    "register_flops": Registering(0),
     "register_autocast": Registering(None),
     "register_vmap": Registering(0),
     "register_torch_dispatch": Registering(1),
@@ -84,32 +79,8 @@ REGISTRATIONS: dict[str, Registering] = {
 
 
 @entries
-class Register(HasSignature[P, R]):
-    """The ``register_*`` methods of `CustomOpDef`."""
-
-    _owner: Any  #: an `Ops`
-    _qualname: str
-    _definition: OperatorHandle
-    _rules: Rules
-    #: What callbacks go through, of an op whose signature is not simply its schema.
-    _lowering: Lowering | None
-    _samples: Samples | None
-
-    def _register(self, lib: Lib, register: Callable[..., Registration], *args: Any) -> None:
-        """``register(*args)``; what it did ends with `lib`, or with the open scope of the registry."""
-        with lock:
-            if self._definition.removed is not None:
-                raise self._definition.removed
-            if lib is self._definition.library:
-                lib = None  # it ends with the op
-            if lib is not None:
-                check_library(lib, self._definition.name.namespace, self._qualname)
-            registration = register(*args)
-            ends_with_scope = record_in_scope(self._owner, registration)
-            if lib is not None:
-                registration.end_with(lib)
-            elif not ends_with_scope:
-                registration.keep()
+class Register(RegisterFormulas[P, R]):
+    """The other ``register_*`` methods of `CustomOpDef`."""
 
     def _join_out(self) -> None:
         """Give the out variant, if there is one, autocast and samples; inductor may call it in the place of the op."""
@@ -119,152 +90,6 @@ class Register(HasSignature[P, R]):
             _torch.inductor.plan_with(self._definition.overload)
             if self._samples is not None:
                 variant._samples = replace(self._samples, fn=functools.partial(samples_with_out, self))
-
-    # Gradients --------------------------------------------------------------------------------------------------
-
-    @overload
-    def register_autograd(
-        self, backward: None = None, /, *, setup_context: AnySetupContext[R] = None, lib: Lib = None,
-        **options: Unpack[BackwardOptions],
-    ) -> Callable[[TakesGradients], TakesGradients]: ...  # fmt: skip
-    @overload
-    def register_autograd(
-        self, backward: TakesGradients, /, *, setup_context: AnySetupContext[R] = None, lib: Lib = None,
-        **options: Unpack[BackwardOptions],
-    ) -> TakesGradients: ...  # fmt: skip
-    def register_autograd(
-        self, backward: Fn | None = None, /, *, setup_context: Fn | None = None, lib: Lib = None,
-        **options: Unpack[BackwardOptions],
-    ) -> Any:  # fmt: skip
-        """Register the gradient formula for reverse mode (backward).
-
-        Args:
-            backward: ``backward(ctx, *grads)``. It gets one gradient for each return, a list for a list of tensors. It
-                returns one gradient for each positional argument, then one for each keyword-only tensor: a tensor with
-                the shape of the argument, None, or a list of these; or it returns a dict of these by argument name.
-                Without `backward`, a decorator is returned.
-            setup_context: ``setup_context(ctx, inputs, output)`` saves what backward needs; it saves tensors with
-                ``ctx.save_for_backward``. For an op with keyword-only arguments it is
-                ``setup_context(ctx, inputs, keyword_only_inputs, output)``. Defaults are filled in.
-            lib: the registration ends when this library is destroyed.
-            nondiff_args: names of tensors that get no gradient, even if they require grad.
-            grads_of: names of mutated arguments whose new values have gradients. Backward gets these gradients after
-                those of the returns. By default none; all, for an op that returns nothing. (An in-place op returns the
-                argument that it mutates.)
-            originals: names of mutated arguments for which setup_context gets copies made before the mutation.
-            materialize_grads: if False, backward gets None, instead of zeros, for returns that were not used.
-            once_differentiable: if True, backward is not recorded by autograd, and a second derivative raises.
-
-        Raises:
-            RegistrationError: the op has ``torch.Tag.out``, or has no differentiable tensors.
-            CallbackError: the parameters of a callback do not match.
-
-        Example:
-            >>> double.register_autograd(lambda ctx, grad: grad * 2)
-        """
-        if backward is None:
-            return functools.partial(self.register_autograd, setup_context=setup_context, lib=lib, **options)
-        formula, setup = backward, setup_context
-        if self._lowering is not None:
-            options = self._lowering.options(options)
-            formula, setup = self._lowering.backward(backward, options), self._lowering.setup_context(setup_context)
-        self._register(lib, self._rules.autograd.register, formula, setup, options)
-        return backward
-
-    @overload
-    def register_jvp(
-        self, jvp: None = None, /, *, setup_context: AnySetupContext[R] = None, lib: Lib = None,
-        **options: Unpack[GradientOptions],
-    ) -> Callable[[TakesGradients], TakesGradients]: ...  # fmt: skip
-    @overload
-    def register_jvp(
-        self, jvp: TakesGradients, /, *, setup_context: AnySetupContext[R] = None, lib: Lib = None,
-        **options: Unpack[GradientOptions],
-    ) -> TakesGradients: ...  # fmt: skip
-    def register_jvp(
-        self,
-        jvp: Fn | None = None,
-        /,
-        *,
-        setup_context: Fn | None = None,
-        lib: Lib = None,
-        **options: Unpack[GradientOptions],
-    ) -> Any:
-        """Register the formula for forward mode: ``torch.func.jvp``, ``jacfwd``, ``linearize``, dual numbers.
-
-        Args:
-            jvp: ``jvp(ctx, *tangents)``. It gets one tangent for each input, in the order of `register_autograd`: a
-                list for a list of tensors, None for an input without a tangent. It returns one tangent for each return,
-                as ``autograd.Function.jvp`` does. Without `jvp`, a decorator is returned.
-            setup_context: as in `register_autograd`, but it saves tensors with ``ctx.save_for_forward``. If both
-                formulas have a setup_context, both are called.
-            lib: the registration ends when this library is destroyed.
-            **options: those of `register_autograd`.
-
-        Raises:
-            RegistrationError: the op has ``torch.Tag.out``, returns a view, or has no differentiable tensors.
-            CallbackError: the parameters of a callback do not match.
-
-        Example:
-            >>> double.register_jvp(lambda ctx, tangent: tangent * 2)
-        """
-        if jvp is None:
-            return functools.partial(self.register_jvp, setup_context=setup_context, lib=lib, **options)
-        formula, setup = jvp, setup_context
-        if self._lowering is not None:
-            formula, setup = self._lowering.jvp(jvp), self._lowering.setup_context(setup_context)
-            options = self._lowering.options(options)
-        self._register(lib, self._rules.autograd.register, formula, setup, options, "jvp")
-        return jvp
-
-    @overload
-    def register_autograd_from(
-        self: OpFor[Tensor], fn: ReturnsTensor, /, *, lib: Lib = None, **options: Unpack[ResultOptions]
-    ) -> ReturnsTensor: ...
-    @overload
-    def register_autograd_from(
-        self: OpFor[Items], fn: ReturnsItems, /, *, lib: Lib = None, **options: Unpack[ResultOptions]
-    ) -> ReturnsItems: ...
-    @overload
-    def register_autograd_from(
-        self: OpFor[None] | MayTakeNothing, fn: F, /, *, lib: Lib = None, **options: Unpack[ResultOptions]
-    ) -> F: ...
-    @overload
-    def register_autograd_from(
-        self, fn: Callable[Concatenate[Any, Q], R], /, *, lib: Lib = None, **options: Unpack[ResultOptions]
-    ) -> Callable[Concatenate[Any, Q], R]: ...
-    @overload
-    def register_autograd_from(
-        self, fn: F, /, *, grads_of: Names | None, lib: Lib = None, **options: Unpack[ResultOptions]
-    ) -> F: ...
-    def register_autograd_from(self, fn: Fn, /, *, lib: Lib = None, **options: Unpack[FromOptions]) -> Any:
-        """Register the gradients of `fn`, which computes the same with plain torch ops, for reverse and forward mode.
-
-        `fn` takes the op's arguments and returns what the op returns. If mutated arguments are differentiated, their
-        new values follow (`nondiff_args`, `grads_of`: see `register_autograd`). Backward runs `fn` on the saved inputs
-        and differentiates it. With ``recompute=False``, `fn` runs after the kernel in the forward pass instead, and
-        autograd keeps its intermediate results. For a random op, `fn` draws the random numbers of the kernel again.
-
-        Raises:
-            RegistrationError, CallbackError: as for `register_autograd`.
-
-        Example:
-            >>> @gelu.register_autograd_from
-            ... def _(x):
-            ...     return 0.5 * x * (1 + torch.erf(x / math.sqrt(2)))
-        """
-        function: Fn = fn
-        recompute = options.pop("recompute", True)
-        if self._lowering is not None:
-            options = self._lowering.options(options)
-            function = self._lowering.function(fn, with_written=bool(options.get("grads_of")))
-        found = RecomputedFormula(function, self._definition, recompute=recompute)
-        of_formulas: Any = {"originals": found.originals, **options}
-        rule = self._rules.autograd
-        with lock:
-            self._register(lib, rule.register, found.jvp, found.setup_context, of_formulas, "jvp")
-            self._register(lib, rule.register, found.backward, found.setup_context, of_formulas)
-        return fn
 
     # Compilers --------------------------------------------------------------------------------------------------
 

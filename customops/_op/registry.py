@@ -8,7 +8,7 @@ import logging
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Literal, ParamSpec, TypedDict, TypeVar, overload
+from typing import Any, Literal, ParamSpec, TypedDict, TypeVar, cast, overload
 
 import torch
 from typing_extensions import Unpack
@@ -175,6 +175,8 @@ class Registry(Ops, _describe.Listed):
                 they are. The first call of each kernel checks it, unless `check` is "never".
             computed_args: for arguments that calls leave out, functions that compute them from others, which they take
                 by name. Compilers trace these functions.
+            reference: a plain PyTorch function that computes what the op does, from which the fake impl, gradients and
+                more follow: see `register_reference`. True: the op's function is one.
             when: a bool, or a function that returns one. If False, no op is defined, and calls run the function.
             differentiable: False for an op whose results never require grad, or a flag for each return.
             nondiff_args: names of tensors that get no gradient, even if they require grad.
@@ -223,6 +225,8 @@ class Registry(Ops, _describe.Listed):
             if on_conflict == "skip" and is_there:
                 return declared or self.adopt(qualname)
             is_lazy = self.lazy if given.lazy is None else given.lazy
+            known = _torch.library.torch_op_of(qualname)
+            old = known if isinstance(known, CustomOpDef) else None
             if is_lazy and (not is_there or (on_conflict == "replace" and not is_defined)):
                 if declared is not None:
                     declared._owner.drop(declared, replaced(qualname, location_of(fn), fn))
@@ -247,6 +251,12 @@ class Registry(Ops, _describe.Listed):
                 else:
                     fix = 'on_conflict="replace", "reuse" or "skip", or another name'
                     raise conflict(qualname, "on_conflict='error'", fix, where(fn))
+            if given.reference is not None:
+                try:
+                    op.register_reference(cast(Fn, fn if given.reference is True else given.reference))
+                except BaseException:
+                    end(op, old)
+                    raise
             if given.lib is not None:
                 Registration(functools.partial(end, op)).end_with(given.lib)
         return op

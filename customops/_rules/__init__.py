@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Generic, TypeVar
 
+from customops import _torch
+from customops._autograd.recompute import RecomputedFormula
 from customops._autograd.rule import AutogradRule
+from customops._dispatch.callbacks import Fn
 from customops._dispatch.operator import OperatorHandle
+from customops._dispatch.registrations import Registration, RegistrationGroup
 from customops._rules import compilers, functionalization
 from customops._rules.autocast import AutocastRule
 from customops._rules.compilers import DecompositionRule, InductorLoweringRule, ReplacementRule
+from customops._rules.cost import FlopsRule
 from customops._rules.fake import FakeRule
 from customops._rules.functionalization import EffectRule, TorchDispatchRule
 from customops._rules.kernel import KernelRule, RawRule
 from customops._rules.out import OutRule
-from customops._rules.vmap import VmapRule
+from customops._rules.reference import Reference, ReferenceOptions, ReferenceRule
+from customops._rules.vmap import BY_REFERENCE, VmapRule
+from customops._schema.model import names_in
+from customops._torch.schema import Tag
 
 R = TypeVar("R")
 
@@ -51,6 +59,8 @@ class Rules:
     inductor_lowering = _OnFirstUse(InductorLoweringRule)
     replacement = _OnFirstUse(ReplacementRule)
     out = _OnFirstUse(OutRule)
+    flops = _OnFirstUse(FlopsRule)
+    references = _OnFirstUse(ReferenceRule)
 
     def __init__(self, fake: FakeRule | None = None, autograd: AutogradRule | None = None) -> None:
         self.kernel = KernelRule()
@@ -69,6 +79,64 @@ class Rules:
     def out_variant(self) -> Any:
         """The `CustomOpDef` of the out variant that is there, or None."""
         return self.out.variant if self.has_out and self.out.is_there else None
+
+    @property
+    def reference(self) -> Reference | None:
+        """The plain function of the op, if it has one."""
+        return self.references.values.get(None) if ReferenceRule in self._others else None
+
+    def register_reference(self, fn: Fn, options: ReferenceOptions) -> Registration:
+        """Register the plain function, and what follows from it; if one fails, nothing."""
+        made: list[Registration] = []
+        try:
+            made.extend(self._following(Reference(fn, self.operator, options.get("like")), options))
+        except BaseException:
+            RegistrationGroup(made).unregister()
+            raise
+        return RegistrationGroup(made)
+
+    def _following(self, reference: Reference, options: ReferenceOptions) -> Iterator[Registration]:
+        """Register what follows from a reference. What others registered for an adopted op counts, too."""
+        operator, schema = self.operator, self.operator.schema
+        theirs = {} if operator.has_own_rules else _torch.dispatcher.registered_at(operator.qualname)
+        is_composite = "CompositeImplicitAutograd" in theirs
+        yield self.references.set(None, reference)
+        if not (self.fake.trivial() or is_composite or "Meta" in theirs):
+            yield self.fake.set(None, reference.fake, is_derived=True)
+        has_autograd = is_composite or any(key.startswith("Autograd") for key in theirs)
+        if options.get("gradients", True) and not has_autograd:
+            yield from self._gradients(reference, options)
+        has_tensors = any(argument.holds_tensors for argument in schema.arguments)
+        if has_tensors and not (schema.is_view or is_composite or "FuncTorchBatched" in theirs):
+            yield self.vmap.derive(options.get("vmap", BY_REFERENCE), reference)
+        if options.get("autocast", False):
+            yield self.autocast.derive(reference)
+        decompose = options.get("decompose")
+        if decompose is not None:
+            yield self.decomposition.register(reference.fn, decompose, is_derived=True)
+        if options.get("on_other_devices", False):
+            yield self.kernel.derive(reference)
+
+    def _gradients(self, reference: Reference, options: ReferenceOptions) -> Iterator[Registration]:
+        """Register the derivatives of a reference, of an op that can have some."""
+        operator, schema = self.operator, self.operator.schema
+        types = {argument.type for argument in schema.arguments if argument.holds_tensors}
+        if Tag.out in operator.tags or not (operator.differentiable.op and schema.is_differentiable):
+            return
+        if schema.is_view or types <= {"Tensor[]?"}:  # which the dispatcher does not look into
+            return
+        nondiff_args, grads_of = (
+            names_in(options.get("nondiff_args", ()), "nondiff_args", operator.qualname),
+            options.get("grads_of"),
+        )
+        if grads_of is None:
+            grads_of = () if schema.returns else [name for name in reference.written if name not in nondiff_args]
+        grads_of = names_in(grads_of, "grads_of", operator.qualname)
+        function = reference.to_differentiate(grads_of)
+        formula = RecomputedFormula(function, operator, recompute=options.get("recompute", True))
+        yield self.autograd.register_from(
+            formula, {"nondiff_args": nondiff_args, "grads_of": grads_of}, is_derived=True
+        )
 
     def bind(self, operator: OperatorHandle, guard_changed: Callable[[], None]) -> None:
         """Let the rules be those of `operator`, which is new, was adopted, or takes the place of one that was removed.

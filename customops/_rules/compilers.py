@@ -95,9 +95,10 @@ class DecompositionRule(Rule[str, tuple[Equivalent, Equivalent | None]]):
     def equivalents(self) -> list[Fn]:
         return [functools.partial(self._call, False, compiler) for compiler in self.values]
 
-    def register(self, fn: Fn, when: Any) -> Registration:
+    def register(self, fn: Fn, when: Any, *, is_derived: bool = False) -> Registration:
         check_functional(self.operator, "a decomposition")
-        if not callable(when) and when not in _COMPILERS:
+        chosen = when if isinstance(when, tuple) else (when,)
+        if not callable(when) and not {*chosen} <= {*_COMPILERS}:
             raise RegistrationError(
                 "when= has an invalid value",
                 op=self.operator.qualname,
@@ -105,10 +106,9 @@ class DecompositionRule(Rule[str, tuple[Equivalent, Equivalent | None]]):
                 got=brief(when),
             )
         decomposition = Equivalent(self.operator, fn, "decomposition")
-        if not callable(when):
-            return self.set(when, (decomposition, None))
-        applies = Equivalent(self.operator, when, "predicate")
-        return self.set_all(_COMPILERS, (decomposition, applies))
+        applies = Equivalent(self.operator, when, "predicate") if callable(when) else None
+        keys = _COMPILERS if callable(when) else chosen
+        return self.set_all(keys, (decomposition, applies), is_derived=is_derived)
 
     def _install(self, compiler: str, own_library: bool) -> Undo:
         undo = _torch.inductor.enter(self.operator.overload, compiler, functools.partial(self._call, True, compiler))

@@ -24,6 +24,7 @@ from customops._dispatch.registrations import Registration, Undo, lock
 from customops._dispatch.results import given
 from customops._dispatch.rule import Rule
 from customops._rules.out import Expected, asked
+from customops._rules.reference import Reference
 from customops._torch.library import OpOverload
 from customops._torch.tensors import tensors_in
 from customops.errors import KernelError, RegistrationError, UnsupportedError, user_stacklevel, where
@@ -81,6 +82,13 @@ class KernelRule(Rule[str | None, Fn]):
         if calls_torch and not spec.kernel_calls_torch:
             fn = CallingTorch(fn, writes=bool(schema.mutated))
         return self.set_all(devices, fn)
+
+    def derive(self, reference: Reference) -> Registration:
+        """Run the reference on devices without a kernel."""
+        spec, fn = self.operator.spec, reference.kernel
+        return self.set(
+            None, fn if spec.kernel_calls_torch else CallingTorch(fn, writes=bool(spec.schema.mutated)), is_derived=True
+        )
 
     @contextmanager
     def enabled(self, device_type: str, enabled: bool) -> Iterator[None]:

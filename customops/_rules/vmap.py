@@ -25,6 +25,7 @@ from customops._dispatch.random_states import RandomStates
 from customops._dispatch.registrations import Registration, Undo
 from customops._dispatch.results import describe
 from customops._dispatch.rule import Rule
+from customops._rules.reference import Reference
 from customops._schema.model import Schema
 from customops._torch.schema import Tag
 from customops._torch.tensors import tensors_in
@@ -49,6 +50,10 @@ class VmapRule(Rule[None, Fn]):
     @cached_property
     def operands(self) -> _Operands:
         return _Operands(self.operator.schema)
+
+    def derive(self, strategy: str, reference: Reference) -> Registration:
+        """Follow from the reference: `strategy` says how."""
+        return self.set(None, _Strategy(strategy, self.operator, reference), is_derived=True)
 
     def register(self, rule: Fn | str) -> Registration:
         fn = _Strategy(rule, self.operator) if isinstance(rule, str) else rule
@@ -221,21 +226,24 @@ class _Shorter:
 # Strategies -----------------------------------------------------------------------------------------------------
 
 STRATEGIES = ("sequential", "expand_dims", "broadcast_all")
+#: That of an op with a reference, whose operations torch batches.
+BY_REFERENCE = "reference"
 
 
 class _Strategy:
     """A rule that calls the op: once for each element of the batch, and stacks what it returns; or once for all.
 
     For the latter, batches are in front. A tensor without one gets a dimension of size 1 there ("expand_dims"), or is
-    expanded to the size of the batch ("broadcast_all").
+    expanded to the size of the batch ("broadcast_all"). With "reference" it does not call the op, but its reference.
     """
 
-    def __init__(self, name: str, operator: OperatorHandle) -> None:
-        if name not in STRATEGIES:
+    def __init__(self, name: str, operator: OperatorHandle, reference: Reference | None = None) -> None:
+        names = STRATEGIES if reference is None else (*STRATEGIES, BY_REFERENCE)
+        if name not in names:
             raise DefinitionError(
                 "there is no such vmap strategy",
                 op=operator.qualname,
-                expected=", ".join(map(repr, STRATEGIES)) + ", or a function",
+                expected=", ".join(map(repr, names)) + (", or a function" if reference is None else ""),
                 got=brief(name),
             )
         if operator.schema.is_view:
@@ -245,6 +253,7 @@ class _Strategy:
                 fix="register_vmap(fn)",
             )
         self.name, self.operator = name, operator
+        self.reference = reference if name == BY_REFERENCE else None
         self.operands = _Operands(operator.schema)
         self.is_random = torch.Tag.nondeterministic_seeded in operator.tags
         returns_written = Tag.inplace in operator.tags or Tag.out in operator.tags
@@ -261,7 +270,7 @@ class _Strategy:
             if argument.is_mutated and any(x is not None and dim is None for x, dim in pairs):
                 raise _unbatched_write(op, argument.name)
         states: RandomStates | None = None
-        if self.is_random and info.randomness == "same":
+        if self.is_random and info.randomness == "same" and self.reference is None:
             problem = None
             if not is_sequential:
                 problem = "by a strategy that calls it once for all elements"
@@ -285,7 +294,9 @@ class _Strategy:
                 return x.movedim(dim, 0)
             return x.unsqueeze(0) if self.name == "expand_dims" else x.expand(size, *x.shape)
 
-        if is_sequential:
+        if self.reference is not None:
+            result = self.reference.batched(info, in_dims, operands, others, self.operands.call)
+        elif is_sequential:
             results = []
             for i in range(size):
 

@@ -17,6 +17,7 @@ from torch.autograd.function import _SingleLevelFunction
 from customops._torch.dispatcher import (
     DispatchKey,
     exclude_keys,
+    excluded_in_plain_state,
     key_set,
     mode_count,
     transforms_active,
@@ -231,6 +232,15 @@ def call_vmap_rule(rule: Any, op: Any, args: tuple[Any, ...]) -> Any:
     """Unwrap batched tensors, call ``rule(info, in_dims, *args)``, wrap what it returns; ``op(*args)`` if none is."""
     interpreter: Any = _functorch.retrieve_current_functorch_interpreter()
     return _functorch_function.custom_function_call_vmap_helper(interpreter, rule, op, *args)
+
+
+def vmap_anew(fn: Callable[..., Any], in_dims: tuple[Any, ...], randomness: str, args: tuple[Any, ...]) -> Any:
+    """`torch.vmap` inside a batching rule, in which the keys of the level that called the rule are excluded."""
+    interpreter: Any = _functorch.retrieve_current_functorch_interpreter()
+    with interpreter.lower():
+        included = _C._dispatch_tls_local_include_set() - key_set("FuncTorchVmapMode")
+        with _C._ForceDispatchKeyGuard(included, excluded_in_plain_state()):
+            return torch.vmap(fn, in_dims, randomness=randomness)(*args)
 
 
 @functools.cache  # not at import: without the name only vmap is lost

@@ -214,7 +214,7 @@ _set_fwd_grad_enabled: Any = torch.autograd.forward_ad._set_fwd_grad_enabled
 
 
 @functools.cache
-def _excluded_in_plain_state() -> Any:
+def excluded_in_plain_state() -> Any:
     """The keys that are left out in a thread in which nothing is active: those of autocast."""
     with concurrent.futures.ThreadPoolExecutor(1) as fresh:
         return fresh.submit(_C._dispatch_tls_local_exclude_set).result()
@@ -222,7 +222,7 @@ def _excluded_in_plain_state() -> Any:
 
 def call_plainly(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """Call a kernel as if no mode, transform, autocast or compiler had called its op."""
-    return _call_with_excluded(_excluded_in_plain_state(), fn, args, kwargs)
+    return _call_with_excluded(excluded_in_plain_state(), fn, args, kwargs)
 
 
 def call_plainly_writing(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
@@ -231,7 +231,7 @@ def call_plainly_writing(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -
     They were counted above; and there a tensor of inference mode may be written outside of it.
     """
     counting = key_set("ADInplaceOrView") & _C._dispatch_tls_local_exclude_set()
-    return _call_with_excluded(_excluded_in_plain_state() | counting, fn, args, kwargs)
+    return _call_with_excluded(excluded_in_plain_state() | counting, fn, args, kwargs)
 
 
 def call_plainly_in_trace(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
@@ -240,7 +240,7 @@ def call_plainly_in_trace(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) 
     AOTAutograd leaves out autograd and `torch.func`, and includes its functionalization, which is not `torch.func`'s.
     """
     included = _C._dispatch_tls_local_include_set().remove(_C.DispatchKey.Functionalize)
-    return _call_with_excluded(_excluded_in_plain_state(), fn, args, kwargs, included)
+    return _call_with_excluded(excluded_in_plain_state(), fn, args, kwargs, included)
 
 
 def _call_with_excluded(excluded: Any, fn: Callable[..., Any], args: Any, kwargs: Any, included: Any = None) -> Any:
@@ -266,7 +266,7 @@ def call_without_autocast(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) 
             for device in {x.device.type for x in tensors if torch.amp.is_autocast_available(x.device.type)}:
                 stack.callback(torch.set_autocast_dtype, device, torch.get_autocast_dtype(device))
                 torch.set_autocast_dtype(device, dtype)
-        stack.enter_context(exclude_keys(_excluded_in_plain_state()))
+        stack.enter_context(exclude_keys(excluded_in_plain_state()))
         return fn(*args, **kwargs)
 
 

@@ -503,6 +503,39 @@ def torch_op_of(qualname: str) -> Any | None:
     return object.__getattribute__(found, "_customops_op") if type(found) is _TorchView else found
 
 
+def count_flops(module: Any) -> None:
+    """Let `torch.utils.flop_counter` count the operations of our ops, which it takes for none."""
+
+    def add(counter: Any, *_args: Any, **_kwargs: Any) -> None:
+        counter.flop_registry = _Formulas(counter.flop_registry)
+
+    counter = module.FlopCounterMode
+    counter.__init__ = followed(counter.__init__, add)
+
+
+class _Formulas(dict[Any, Any]):
+    """torch's formulas for packets of ops, and in the place of a missing one that of an op of ours."""
+
+    def __contains__(self, key: object) -> bool:
+        return super().__contains__(key) or self._ops_of(key) != []
+
+    def __missing__(self, packet: Any) -> Callable[..., int]:
+        def formula(*args: Any, out_val: Any = None, **kwargs: Any) -> int:
+            name = called_overload(packet, args, kwargs).name()
+            op = next((op for op in self._ops_of(packet) if op._qualname == name), None)
+            return (op._flops(args, kwargs) or 0) if op is not None else 0
+
+        return formula
+
+    @staticmethod
+    def _ops_of(key: object) -> list[Any]:
+        if not isinstance(key, OpOverloadPacket) or key._qualified_op_name.partition("::")[0] in TORCHS:
+            return []
+        name = key._qualified_op_name
+        names = [name if each == "default" else f"{name}.{each}" for each in key.overloads()]
+        return [op for op in map(torch_op_of, names) if hasattr(op, "_flops")]
+
+
 class TorchOp(NamedTuple):
     """The functions of an op of `torch.library.custom_op`."""
 

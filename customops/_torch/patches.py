@@ -35,6 +35,8 @@ PATCHES: tuple[tuple[str, Callable[[Any], object]], ...] = (
     ("torch._inductor.fx_passes.reinplace", inductor.separate_reads),
     # inductor calls out variants, which it has since 2.12, with arguments in another order, or fails.
     ("torch._inductor.ir", inductor.correct_out_variants),
+    # The counter takes the operations of a custom operator for none, without a word (pytorch/pytorch#131041).
+    ("torch.utils.flop_counter", library.count_flops),
     # The keys of compile caches hold the names of ops, and not what they do (pytorch/pytorch#144344).
     ("torch._inductor.codecache", inductor.add_fingerprints),
     # Where torch has no hook:

@@ -35,6 +35,10 @@ tree_leaves = torch.utils._pytree.tree_leaves
 tree_map = torch.utils._pytree.tree_map
 
 
+#: The operation that autocast casts with.
+cast_operation: Any = torch.ops.aten._to_copy.default
+
+
 def needs_data(error: BaseException) -> bool:
     """Was something asked of a fake tensor that only data can tell?"""
     return reads_data(error) or isinstance(error, _fake_tensor.DynamicOutputShapeException)
@@ -61,6 +65,30 @@ def call_on_fakes(op: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
     args, kwargs = tree_map(fake, (args, kwargs))
     with torch.no_grad(), mode:
         return op(*args, **kwargs)
+
+
+def stand_ins(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of a call with new fakes in the place of tensors; a symbolic size is that of an example."""
+    mode, made = torch._subclasses.FakeTensorMode(), {}
+
+    def number(size: Any) -> int:
+        return size if isinstance(size, int) else int(size.node.hint) if size.node.has_hint() else 2
+
+    def stand_in(x: Any) -> Any:
+        if not isinstance(x, torch.Tensor):
+            return number(x) if isinstance(x, torch.SymInt) else x
+        if id(x) not in made:
+            sizes, is_strided = [number(size) for size in x.shape], x.layout is torch.strided and not x.is_nested
+            if is_strided and has_storage(x):
+                made[id(x)] = torch.empty_strided(sizes, [*map(number, x.stride())], dtype=x.dtype, device=x.device)
+            else:
+                made[id(x)] = torch.empty(sizes, dtype=x.dtype, device=x.device, layout=x.layout)
+        return made[id(x)]
+
+    without_modes = importlib.import_module("torch.utils._python_dispatch")._disable_current_modes
+    with without_modes(), mode:
+        found: tuple[tuple[Any, ...], dict[str, Any]] = tree_map(stand_in, (args, kwargs))
+    return found
 
 
 def aot_function(fn: Callable[..., Any], *, dynamic: bool) -> Callable[..., Any]:
@@ -186,6 +214,11 @@ def _address(tensor: torch.Tensor) -> int | None:
 def memory_id(tensor: torch.Tensor) -> int:
     """Which memory a tensor lies in: the same number for its views."""
     return storage_id(tensor) if tensor.layout is torch.strided and not tensor.is_nested else id(tensor)
+
+
+def memory_or_id(tensor: torch.Tensor) -> int:
+    """The same of a tensor that may have no storage, as those of functorch: then which tensor it is."""
+    return memory_id(tensor) if has_storage(tensor) else id(tensor)
 
 
 def flat_items(values: Iterable[Any]) -> list[Any]:

@@ -7,6 +7,7 @@ step.
 from __future__ import annotations
 
 import faulthandler
+import functools
 import os
 import pickle
 import re
@@ -92,7 +93,8 @@ def check(
         only, skip: names of checks to run, or not to run.
         effort: "quick" takes about 0.5 s for a small op on the CPU, "normal" about 2 s; "thorough" tries everything.
             The report lists what was left out.
-        reference: a plain PyTorch function of the same arguments; kernels and gradients are compared with it.
+        reference: a plain PyTorch function of the same arguments; kernels and gradients are compared with it. None:
+            that of ``op.register_reference``.
         isolate: run the checks in a separate process, so that a kernel that kills the process, or raises
             KeyboardInterrupt, is reported as a fault.
             By default this is done for C++ kernels that are not torch's own, unless CUDA is in use.
@@ -113,13 +115,15 @@ def check(
     if effort not in EFFORTS:
         raise UsageError("no such effort", argument="effort", expected=", ".join(EFFORTS), got=repr(effort))
     skipped, not_chosen = _known("skip", skip), []
+    trials = trials_of(op, samples, reference)
+    has_reference = trials[0].reference is not None
     if only is not None:
         chosen = {name: CHECKS[name] for name in _known("only", only) if name not in skipped}
         not_chosen.append(f"all checks but {', '.join(chosen)} (only=)")
     else:
         allowed = EFFORTS[: EFFORTS.index(effort) + 1]
         rows = {name: row for name, row in CHECKS.items() if name not in skipped}
-        is_chosen = {n: r.effort in allowed or (reference is not None and r.takes_reference) for n, r in rows.items()}
+        is_chosen = {n: r.effort in allowed or (has_reference and r.takes_reference) for n, r in rows.items()}
         chosen = {name: row for name, row in rows.items() if is_chosen[name]}
         for least in EFFORTS:
             if names := [name for name, row in rows.items() if row.effort == least and not is_chosen[name]]:
@@ -128,7 +132,6 @@ def check(
         not_chosen.append(f"{', '.join(skipped)} (skip=)")
     if effort != "thorough":
         not_chosen.append('some of the inputs that can be derived (effort="thorough" tries all)')
-    trials = trials_of(op, samples, reference)
     run = Run(op if isinstance(op, CustomOpDef) else trials[0].custom_op, trials, chosen, effort)
     report = _report_of(run, is_isolated(isolate, trials[0]), progress)
     return replace(report, left_out=(*report.left_out, *not_chosen))
@@ -149,12 +152,22 @@ def trials_of(op: Any, samples: Iterable[Any] | None, reference: Callable[..., A
         samples = op.samples() if isinstance(op, CustomOpDef) else ()
     elif isinstance(samples, tuple):
         samples = [samples]
+    reference = reference or _own_reference(overload)
     trials = [_trial(overload, op, sample, reference) for sample in samples]
     if not trials:
         problem = "there are no samples to derive inputs from"
         fix = "check(op, [(x, y)]), or attach some with @op.register_samples"
         raise UsageError(problem, op=str(overload.name()), argument="samples", fix=fix)
     return trials
+
+
+def _own_reference(overload: _torch.library.OpOverload) -> Callable[..., Any] | None:
+    """The reference of an operator, as a function that writes what the operator writes. A kernel is none of itself."""
+    custom_op = Trial(overload, ()).custom_op
+    found = None if custom_op is None else custom_op._rules.reference
+    if found is None or found.plain is custom_op._init_fn:
+        return None
+    return functools.wraps(found.plain, updated=())(lambda *args, **kwargs: found.kernel(*args, **kwargs))
 
 
 def _trial(overload: _torch.library.OpOverload, op: Any, sample: Any, reference: Callable[..., Any] | None) -> Trial:

@@ -1,0 +1,278 @@
+"""The reference: a plain PyTorch function that computes what the op does, and the rules that follow from it.
+
+The function takes the arguments of the op; that of an op with ``Tag.out`` takes none of those that are written. It
+writes nothing: it returns what the op returns, then the new value of each argument that the op writes and does not
+return. What follows from it counts only where no rule of the kind was registered by hand.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Iterator, Sequence
+from typing import Any, TypedDict
+
+import torch
+from torch import Tensor
+
+from customops import _torch
+from customops._dispatch.callbacks import Fn, bind_kernel
+from customops._dispatch.operator import OperatorHandle
+from customops._dispatch.registrations import Undo, nothing
+from customops._dispatch.results import describe, given, mutated_results
+from customops._dispatch.rule import Rule
+from customops._rules.compilers import When
+from customops._schema.model import Names, Schema
+from customops._torch.schema import Tag
+from customops._torch.tensors import tensors_in
+from customops.errors import KernelError, RegistrationError, brief, where
+
+__tracebackhide__ = True  # pytest leaves the frames out
+
+#: Stands for a tensor.
+_TENSOR = object()
+#: Which strides a result has: those of a tensor argument, or a memory format; None for those of the reference.
+Strides = str | torch.memory_format | None
+
+
+class ReferenceOptions(TypedDict, total=False):
+    """What `CustomOpDef.register_reference` takes beside the function."""
+
+    like: Strides | Sequence[Strides]
+    gradients: bool
+    recompute: bool
+    nondiff_args: Names
+    grads_of: Names | None
+    vmap: str
+    autocast: bool
+    decompose: When | tuple[str, ...] | None
+    on_other_devices: bool
+
+
+class Reference:
+    """The plain function of an op, in the forms in which rules need it.
+
+    Raises:
+        CallbackError: `fn` cannot be called with the op's arguments.
+        RegistrationError: `like` has an invalid value.
+    """
+
+    def __init__(self, fn: Fn, operator: OperatorHandle, like: Strides | Sequence[Strides] = None) -> None:
+        self.op, self.schema, schema = operator.qualname, operator.schema, operator.schema
+        self.written = [argument.name for argument in schema.mutated]
+        #: The arguments that the function does not take.
+        self.left_out = {*self.written} if Tag.out in operator.tags else set()
+        taken = Schema(tuple([a for a in schema.arguments if a.name not in self.left_out]), schema.returns)
+        self.plain = fn
+        self.fn = bind_kernel(fn, taken, self.op, "reference", warn=operator.library is not None)
+        aliases = {argument.alias: argument.name for argument in schema.mutated}
+        #: For each return, the written argument that it is, or None.
+        self.returned = [aliases.get(ret.alias) if ret.alias is not None else None for ret in schema.returns]
+        #: The written arguments whose new values come after the returns.
+        self.extra = [name for name in self.written if name not in self.returned]
+        self.likes = self._likes(like)
+        self.mutated_results = mutated_results(schema, operator.tags)
+
+    def _likes(self, like: Any) -> list[Strides]:
+        likes = list(like) if isinstance(like, (tuple, list)) else [like] * len(self.schema.returns)
+        tensors = [argument.name for argument in self.schema.arguments if argument.is_tensor]
+        is_known = [x is None or isinstance(x, torch.memory_format) or x in tensors for x in likes]
+        if not all(is_known) or len(likes) != len(self.schema.returns):
+            raise RegistrationError(
+                "like= says which strides the results have",
+                op=self.op,
+                argument="like",
+                expected=f"the name of a tensor ({', '.join(tensors)}), a torch.memory_format or None, for each return",
+                got=brief(like),
+            )
+        return likes
+
+    def values(self, /, *args: Any, **kwargs: Any) -> list[Any]:
+        """What the function computes: a value for each return, then the new values of `extra`."""
+        if self.left_out:
+            kwargs = {name: value for name, value in kwargs.items() if name not in self.left_out}
+        result, count = self.fn(*args, **kwargs), len(self.returned) + len(self.extra)
+        found = list(result) if isinstance(result, tuple) and (count != 1 or len(result) == 1) else [result]
+        if len(found) != count or (None in found[len(self.returned) :] and result is None):
+            then = f", then the new value of {', '.join(self.extra)}" if self.extra else ""
+            raise KernelError(
+                "the reference does not return what the op does",
+                op=self.op,
+                expected=f"{len(self.returned)} results{then}",
+                got=describe(result),
+                where=where(self.plain),
+                fix="a reference writes nothing: return new values" if self.written else "return the results",
+            )
+        return found
+
+    def new_values(self, values: list[Any]) -> Iterator[tuple[str, Any]]:
+        """The written arguments, by name, and their new values."""
+        names = [*self.returned, *self.extra]
+        return ((name, value) for name, value in zip(names, values, strict=True) if name is not None)
+
+    def returns(self, values: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What the op returns, of its results and its arguments."""
+        if self.mutated_results is not None:
+            return self.mutated_results(args, kwargs)
+        results = values[: len(self.returned)]
+        return tuple(results) if len(results) > 1 else results[0] if results else None
+
+    def kernel(self, /, *args: Any, **kwargs: Any) -> Any:
+        """Do what the op does: make new results, and write."""
+        values = _own(self.values(*args, **kwargs), args, kwargs)
+        arguments = {argument.name: value for argument, value in given(self.schema, args, kwargs)}
+        for name, value in self.new_values(values):
+            _write(arguments[name], value)
+        return self.returns(values, args, kwargs)
+
+    def to_differentiate(self, grads_of: Sequence[str]) -> Fn:
+        """The function as `RecomputedFormula` takes it: it returns what the op does, then the values of `grads_of`."""
+
+        @functools.wraps(self.plain, updated=())
+        def function(*args: Any, **kwargs: Any) -> Any:
+            values = self.values(*args, **kwargs)
+            new = dict(self.new_values(values))
+            return *values[: len(self.returned)], *(new[name] for name in grads_of)
+
+        return function
+
+    def fake(self, /, *args: Any, **kwargs: Any) -> Any:
+        """The fake impl: the function, run on tensors without data."""
+        values = _torch.dispatcher.call_plainly_in_trace(self.values, *args, **kwargs)
+        if not self.schema.is_view:
+            arguments = {argument.name: value for argument, value in given(self.schema, args, kwargs)}
+            for i, like in enumerate(self.likes):
+                if like is not None and isinstance(values[i], Tensor):
+                    values[i] = self._with_strides(values[i], like, arguments)
+            values = _own(values, args, kwargs)
+        return self.returns(values, args, kwargs)
+
+    def _with_strides(self, value: Tensor, like: str | torch.memory_format, arguments: dict[str, Any]) -> Tensor:
+        if isinstance(like, torch.memory_format):
+            return torch.empty_like(value, memory_format=like)
+        tensor = arguments[like]
+        if value.dim() != tensor.dim():
+            raise KernelError(
+                "like= names a tensor that has another number of dimensions than the result",
+                op=self.op,
+                argument=like,
+                expected=f"{value.dim()} dimensions, as {where(self.plain)} returns",
+                got=str(tensor.dim()),
+                fix="register_reference(fn, like=torch.contiguous_format), or register_fake(fn)",
+            )
+        strides = torch.empty_like(tensor).stride()  # dense, in the order of those of the tensor
+        order = sorted(range(value.dim()), key=strides.__getitem__, reverse=True)
+        places = [order.index(dim) for dim in range(value.dim())]
+        return value.new_empty([value.shape[dim] for dim in order]).permute(places)
+
+    def batched(
+        self, info: Any, in_dims: Sequence[Any], operands: tuple[Any, ...], others: dict[str, Any], call: Fn
+    ) -> Any:
+        """The results for a batch, which is in front, by torch's own batching of the function. The writes are done.
+
+        Args:
+            info, in_dims: as vmap rules get them.
+            operands: what may be batched.
+            others: the other arguments, by name.
+            call: calls a function with these.
+        """
+        structure: list[Any] = []
+
+        def function(*args: Any) -> tuple[Tensor, ...]:
+            leaves, spec = _torch.tensors.tree_flatten(call(self.values, *args, **others))
+            structure[:] = [_TENSOR if isinstance(x, Tensor) else x for x in leaves], spec
+            return tuple([x for x in leaves if isinstance(x, Tensor)])
+
+        found = iter(_torch.autograd.vmap_anew(function, tuple(in_dims), info.randomness, operands))
+        leaves, spec = structure
+        values = _torch.tensors.tree_unflatten([next(found) if x is _TENSOR else x for x in leaves], spec)
+        values = _own(values, operands, others)
+        names = [argument.name for argument in self.schema.operands]
+        targets = dict(zip(names, map(_batch_first, operands, in_dims), strict=True))
+        for name, value in self.new_values(values):
+            _write(targets[name], value)
+        return None if self.mutated_results is not None else self.returns(values, operands, others)
+
+    def casts(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], list[Any]]:
+        """The dtypes that autocast, as it is now, gives each tensor of a call in the function, and each result.
+
+        A tensor that the function uses with several dtypes, and one that the op writes, stay as they are.
+        """
+        args, kwargs = _torch.tensors.stand_ins(args, kwargs)
+        inputs = tensors_in((*args, *kwargs.values()))
+        with _torch.library.without_modes(), torch.no_grad(), _Casts(inputs) as casts:
+            values = self.values(*args, **kwargs)
+        arguments = given(self.schema, args, kwargs)
+        stays = {id(x) for argument, value in arguments if argument.is_mutated for x in tensors_in((value,))}
+        pairs = zip(inputs, casts.dtypes, strict=True)
+        dtypes = [x.dtype if id(x) in stays or len(seen) != 1 else next(iter(seen)) for x, seen in pairs]
+        return dtypes, [value.dtype if isinstance(value, Tensor) else None for value in values[: len(self.returned)]]
+
+    def flops(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+        """The floating-point operations of a call, as `torch.utils.flop_counter` counts those of the function."""
+        args, kwargs = _torch.tensors.stand_ins(args, kwargs)
+        counter = importlib.import_module("torch.utils.flop_counter").FlopCounterMode(display=False)
+        with _torch.library.without_modes(), torch.no_grad(), counter:
+            self.values(*args, **kwargs)
+        return int(counter.get_total_flops())
+
+
+class ReferenceRule(Rule[None, Reference]):
+    """The reference of an op. What follows from it are the values of other rules."""
+
+    def _install(self, _: None, own_library: bool) -> Undo:
+        return nothing
+
+    def _changed(self) -> None:
+        """The rules that follow see to what they change."""
+
+
+class _Casts(_torch.tensors.TorchDispatchMode):
+    """Notes with which dtypes the operations of a function use its inputs, or views of them."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, inputs: list[Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.dtypes: list[set[torch.dtype]] = [set() for _ in inputs]
+        self.places = {_torch.tensors.memory_id(x): i for i, x in enumerate(inputs)}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        is_cast = func is _torch.tensors.cast_operation
+        results = {_torch.tensors.memory_id(x) for x in tensors_in((result,))}
+        for x in tensors_in((*args, *(kwargs or {}).values())):
+            memory = _torch.tensors.memory_id(x)
+            if memory in self.places and memory not in results:  # else it is a view
+                self.dtypes[self.places[memory]].add(result.dtype if is_cast else x.dtype)
+        return result
+
+
+def _own(values: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    """The values, each in memory of its own: a plain function may return an argument, or a view of one."""
+    seen = {*map(_torch.tensors.memory_or_id, tensors_in((*args, *kwargs.values())))}
+
+    def own(value: Any) -> Any:
+        if isinstance(value, (list, tuple)):
+            return [own(item) for item in value]
+        if isinstance(value, Tensor):
+            value = value.clone() if _torch.tensors.memory_or_id(value) in seen else value
+            seen.add(_torch.tensors.memory_or_id(value))
+        return value
+
+    return [own(value) for value in values]
+
+
+def _write(target: Any, value: Any) -> None:
+    """Give a tensor, or those of a list, new values; there may be none."""
+    if isinstance(target, Tensor):
+        target.copy_(value)
+    else:
+        for one, other in zip(target or (), value or (), strict=True):
+            _write(one, other)
+
+
+def _batch_first(value: Any, dim: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return [_batch_first(*pair) for pair in zip(value, dim, strict=True)]
+    return value.movedim(dim, 0) if isinstance(value, Tensor) and dim is not None else value
