@@ -55,6 +55,8 @@ class RegisterFormulas(HasSignature[P, R]):
     #: What callbacks go through, of an op whose signature is not simply its schema.
     _lowering: Lowering | None
     _samples: Samples | None
+    #: Of an out variant, the op that it is one of.
+    _functional: Any = None
 
     def _register(self, lib: Lib, register: Callable[..., Registration], *args: Any) -> None:
         """``register(*args)``; what it did ends with `lib`, or with the open scope of the registry."""
@@ -335,4 +337,8 @@ class RegisterFormulas(HasSignature[P, R]):
 
     def _flops(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
         """The operations of a call of ``torch.ops``; None if nothing tells them."""
+        if self._functional is not None:
+            written = {argument.name for argument in self._definition.schema.mutated}
+            kwargs = {name: value for name, value in kwargs.items() if name not in written}
+            return self._functional._flops(args, kwargs)  # type: ignore[no-any-return]
         return self._rules.flops.count(self._rules.reference, args, kwargs)

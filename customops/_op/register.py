@@ -86,6 +86,7 @@ class Register(RegisterFormulas[P, R]):
         """Give the out variant, if there is one, autocast and samples; inductor may call it in the place of the op."""
         variant = self._rules.out_variant
         if variant is not None:
+            variant._functional = self
             self._rules.autocast.follow(variant._definition)
             _torch.inductor.plan_with(self._definition.overload)
             if self._samples is not None:

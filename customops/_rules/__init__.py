@@ -99,12 +99,15 @@ class Rules:
         """Register what follows from a reference. What others registered for an adopted op counts, too."""
         operator, schema = self.operator, self.operator.schema
         theirs = {} if operator.has_own_rules else _torch.dispatcher.registered_at(operator.qualname)
+        known = _torch.library.made_by_torch(operator.qualname)  # which puts kernels at the keys without being asked
         is_composite = "CompositeImplicitAutograd" in theirs
+        has_fake = known.fake is not None if known is not None else "Meta" in theirs
+        has_autograd = any(key.startswith("Autograd") for key in theirs)
+        has_autograd = known.backward is not None if known is not None else has_autograd
         yield self.references.set(None, reference)
-        if not (self.fake.trivial() or is_composite or "Meta" in theirs):
+        if not (self.fake.trivial() or is_composite or has_fake):
             yield self.fake.set(None, reference.fake, is_derived=True)
-        has_autograd = is_composite or any(key.startswith("Autograd") for key in theirs)
-        if options.get("gradients", True) and not has_autograd:
+        if options.get("gradients", True) and not (has_autograd or is_composite):
             yield from self._gradients(reference, options)
         has_tensors = any(argument.holds_tensors for argument in schema.arguments)
         if has_tensors and not (schema.is_view or is_composite or "FuncTorchBatched" in theirs):

@@ -10,7 +10,9 @@ from torch import Tensor
 
 from customops import _torch
 from customops._dispatch.callbacks import Fn, bind_kernel, filler
+from customops._dispatch.operator import OperatorHandle
 from customops._dispatch.registrations import Registration, Undo, nothing
+from customops._dispatch.results import given
 from customops._dispatch.rule import Rule
 from customops._rules.reference import Reference
 from customops._torch.tensors import tensors_in
@@ -25,11 +27,11 @@ class Cost(NamedTuple):
     Attributes:
         flops: floating-point operations, counted as by `torch.utils.flop_counter`: those of matrix products,
             convolutions and attention, two for each multiplication with an addition. None if it is not known.
-        bytes: the bytes of the arguments that the op reads, and of what it returns and writes, each tensor once.
+        bytes: the bytes of the tensors that the op is given, returns and writes. None if they depend on data.
     """
 
     flops: int | None
-    bytes: int
+    bytes: int | None
 
 
 class FlopsRule(Rule[None, Fn]):
@@ -79,14 +81,17 @@ class FlopsRule(Rule[None, Fn]):
         return None
 
 
-def bytes_of(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+def bytes_of(operator: OperatorHandle, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
     """The bytes that a call reads, returns and writes. What it returns is asked of the fake impl."""
-    args, kwargs = _torch.tensors.stand_ins(args, kwargs)
-    results = _torch.tensors.call_on_fakes(operator.overload, args, kwargs)
-    given = [*zip(operator.schema.positional, args, strict=False)]
-    given += [(argument, kwargs.get(argument.name)) for argument in operator.schema.keyword_only]
-    read, made = tensors_in((*args, *kwargs.values())), tensors_in((results,))
-    written = [x for argument, value in given if argument.is_mutated for x in tensors_in((value,))]
+    with _torch.tensors.stand_ins(args, kwargs) as (args, kwargs):
+        try:
+            made = tensors_in((operator.overload(*args, **kwargs),))
+        except Exception as error:
+            if not _torch.tensors.needs_data(error):
+                raise
+            return None
+    read, pairs = tensors_in((*args, *kwargs.values())), given(operator.schema, args, kwargs)
+    written = [x for argument, value in pairs if argument.is_mutated for x in tensors_in((value,))]
     inputs = {_torch.tensors.memory_or_id(x) for x in read}
     tensors = [*read, *written, *(x for x in made if _torch.tensors.memory_or_id(x) not in inputs)]
     return sum(map(_bytes, tensors))

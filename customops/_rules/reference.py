@@ -70,6 +70,7 @@ class Reference:
         self.returned = [aliases.get(ret.alias) if ret.alias is not None else None for ret in schema.returns]
         #: The written arguments whose new values come after the returns.
         self.extra = [name for name in self.written if name not in self.returned]
+        self.returns_list = any(ret.type.endswith("]") or ret.type.startswith("(") for ret in schema.returns)
         self.likes = self._likes(like)
         self.mutated_results = mutated_results(schema, operator.tags)
 
@@ -92,7 +93,8 @@ class Reference:
         if self.left_out:
             kwargs = {name: value for name, value in kwargs.items() if name not in self.left_out}
         result, count = self.fn(*args, **kwargs), len(self.returned) + len(self.extra)
-        found = list(result) if isinstance(result, tuple) and (count != 1 or len(result) == 1) else [result]
+        is_value = count == 1 and self.returns_list and not (isinstance(result, tuple) and len(result) == 1)
+        found = list(result) if isinstance(result, tuple) and not is_value else [result]
         if len(found) != count or (None in found[len(self.returned) :] and result is None):
             then = f", then the new value of {', '.join(self.extra)}" if self.extra else ""
             raise KernelError(
@@ -198,10 +200,10 @@ class Reference:
 
         A tensor that the function uses with several dtypes, and one that the op writes, stay as they are.
         """
-        args, kwargs = _torch.tensors.stand_ins(args, kwargs)
-        inputs = tensors_in((*args, *kwargs.values()))
-        with _torch.library.without_modes(), torch.no_grad(), _Casts(inputs) as casts:
-            values = self.values(*args, **kwargs)
+        with _torch.tensors.stand_ins(args, kwargs) as (args, kwargs):
+            inputs = tensors_in((*args, *kwargs.values()))
+            with _Casts(inputs) as casts:
+                values = self.values(*args, **kwargs)
         arguments = given(self.schema, args, kwargs)
         stays = {id(x) for argument, value in arguments if argument.is_mutated for x in tensors_in((value,))}
         pairs = zip(inputs, casts.dtypes, strict=True)
@@ -210,9 +212,8 @@ class Reference:
 
     def flops(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
         """The floating-point operations of a call, as `torch.utils.flop_counter` counts those of the function."""
-        args, kwargs = _torch.tensors.stand_ins(args, kwargs)
         counter = importlib.import_module("torch.utils.flop_counter").FlopCounterMode(display=False)
-        with _torch.library.without_modes(), torch.no_grad(), counter:
+        with _torch.tensors.stand_ins(args, kwargs) as (args, kwargs), counter:
             self.values(*args, **kwargs)
         return int(counter.get_total_flops())
 
@@ -243,7 +244,7 @@ class _Casts(_torch.tensors.TorchDispatchMode):
         results = {_torch.tensors.memory_id(x) for x in tensors_in((result,))}
         for x in tensors_in((*args, *(kwargs or {}).values())):
             memory = _torch.tensors.memory_id(x)
-            if memory in self.places and memory not in results:  # else it is a view
+            if memory in self.places and results and memory not in results:  # else it is a view, or asks for metadata
                 self.dtypes[self.places[memory]].add(result.dtype if is_cast else x.dtype)
         return result
 

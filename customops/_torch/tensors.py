@@ -67,8 +67,12 @@ def call_on_fakes(op: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
         return op(*args, **kwargs)
 
 
-def stand_ins(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of a call with new fakes in the place of tensors; a symbolic size is that of an example."""
+@contextlib.contextmanager
+def stand_ins(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
+    """The arguments of a call with new fakes in the place of tensors; a symbolic size is that of an example.
+
+    As a context manager: inside no mode is active but that of the fakes, and nothing is recorded.
+    """
     mode, made = torch._subclasses.FakeTensorMode(), {}
 
     def number(size: Any) -> int:
@@ -86,9 +90,8 @@ def stand_ins(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any,
         return made[id(x)]
 
     without_modes = importlib.import_module("torch.utils._python_dispatch")._disable_current_modes
-    with without_modes(), mode:
-        found: tuple[tuple[Any, ...], dict[str, Any]] = tree_map(stand_in, (args, kwargs))
-    return found
+    with without_modes(), torch.inference_mode(False), torch.no_grad(), mode:
+        yield tree_map(stand_in, (args, kwargs))
 
 
 def aot_function(fn: Callable[..., Any], *, dynamic: bool) -> Callable[..., Any]:

@@ -157,7 +157,8 @@ class _Comparison:
                 real.stride(),
                 fake.stride(),
                 "return the layout the kernel makes, e.g. torch.empty_like(x) keeps that of x, x.new_empty(x.shape) "
-                "is contiguous",
+                "is contiguous; if the fake impl is the reference: "
+                'register_reference(fn, like="x"), or like=torch.contiguous_format',
             )
         if not self._agree(fake.storage_offset(), real.storage_offset()):
             raise self._error(f"{where}: the storage offsets differ", real.storage_offset(), fake.storage_offset())
