@@ -29,7 +29,7 @@ from customops._autograd.layout import (
     flatten,
     unflatten,
 )
-from customops._autograd.recompute import RecomputedFormula, draws_again
+from customops._autograd.recompute import RecomputedFormula, derived_from, draws_again
 from customops._codegen.function import source_of
 from customops._codegen.kernel import any_requires_grad, function_at
 from customops._dispatch.callbacks import Fn, bind
@@ -128,10 +128,12 @@ class AutogradRule(Rule[str, Formula]):
         given = [f"{argument.name}_tangent" for argument in schema.operands]
         if kind == "backward":
             given = [f"grad{i}" for i in range(len(schema.returns) + len(grads_of))]
-        if setup_context is not None:
+        is_ours = derived_from(fn) is not None
+        if setup_context is not None and not is_ours:
             names = ["ctx", "inputs", *["keyword_only_inputs"] * bool(schema.keyword_only), "output"]
             bind(setup_context, op, "setup_context", **dict(zip(names, names, strict=True)))
-        bind(fn, op, kind, "ctx", *given)
+        if not is_ours:
+            bind(fn, op, kind, "ctx", *given)
         materialize_grads, once = options.get("materialize_grads", True), options.get("once_differentiable", False)
         formula = Formula(fn, setup_context, nondiff_args, grads_of, originals, materialize_grads, once)
         return self.set(kind, formula, is_derived=is_derived)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Concatenate, overload
 
 from torch import Tensor
@@ -32,12 +32,10 @@ from customops._op.callback_types import (
     TakesGradients,
 )
 from customops._rules import Rules
-from customops._rules.compilers import When
 from customops._rules.cost import Cost, bytes_of
-from customops._rules.reference import ReferenceOptions, Strides
-from customops._rules.vmap import BY_REFERENCE
+from customops._rules.reference import ReferenceOptions
 from customops._schema.model import Names
-from customops.errors import entries
+from customops.errors import RegistrationError, did_you_mean, entries
 
 __tracebackhide__ = True  # pytest leaves the frames out
 
@@ -225,20 +223,7 @@ class RegisterFormulas(HasSignature[P, R]):
     @overload
     def register_reference(self, fn: F, /, *, lib: Lib = None, **options: Unpack[ReferenceOptions]) -> F: ...
     def register_reference(
-        self,
-        fn: Fn | None = None,
-        /,
-        *,
-        like: Strides | Sequence[Strides] = None,
-        gradients: bool = True,
-        recompute: bool = True,
-        nondiff_args: Names = (),
-        grads_of: Names | None = None,
-        vmap: str = BY_REFERENCE,
-        autocast: bool = False,
-        decompose: When | tuple[str, ...] | None = None,
-        on_other_devices: bool = False,
-        lib: Lib = None,
+        self, fn: Fn | None = None, /, *, lib: Lib = None, **options: Unpack[ReferenceOptions]
     ) -> Any:
         """Register a plain PyTorch function that computes what the op does, and what follows from it.
 
@@ -272,17 +257,11 @@ class RegisterFormulas(HasSignature[P, R]):
             ... def _(x, weight, eps=1e-6):
             ...     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight
         """
-        options: ReferenceOptions = {
-            "like": like,
-            "gradients": gradients,
-            "recompute": recompute,
-            "nondiff_args": nondiff_args,
-            "grads_of": grads_of,
-            "vmap": vmap,
-            "autocast": autocast,
-            "decompose": decompose,
-            "on_other_devices": on_other_devices,
-        }
+        known = [*ReferenceOptions.__annotations__]
+        for option in options:
+            if option not in known:
+                problem, fix = f"register_reference has no option {option!r}", did_you_mean(option, known)
+                raise RegistrationError(problem, op=self._qualname, expected=", ".join(["lib", *known]), fix=fix)
         if fn is None:
             return functools.partial(self.register_reference, lib=lib, **options)
         function: Fn = fn

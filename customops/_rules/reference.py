@@ -185,7 +185,8 @@ class Reference:
             structure[:] = [_TENSOR if isinstance(x, Tensor) else x for x in leaves], spec
             return tuple([x for x in leaves if isinstance(x, Tensor)])
 
-        found = iter(_torch.autograd.vmap_anew(function, tuple(in_dims), info.randomness, operands))
+        results = _torch.autograd.vmap_anew(function, tuple(in_dims), info.randomness, operands)
+        found = iter([x.clone() if 0 in x.stride() else x for x in results])  # what was not batched was expanded
         leaves, spec = structure
         values = _torch.tensors.tree_unflatten([next(found) if x is _TENSOR else x for x in leaves], spec)
         values = _own(values, operands, others)

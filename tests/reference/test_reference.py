@@ -674,7 +674,7 @@ def test_a_failed_registration_leaves_all_as_it_was(registry: Registry, ns: str)
         with pytest.raises(error):
             op.register_reference(plain_norm, **options)  # type: ignore[arg-type]
         assert str(op.describe()) == before
-    with pytest.raises(TypeError, match="like"):
+    with pytest.raises(RegistrationError, match="did you mean like"):
         op.register_reference(plain_norm, likes="x")  # type: ignore[call-overload]
 
 

@@ -39,6 +39,8 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "register_autograd": (lambda ctx, grad: grad * 2,),
     "register_jvp": (lambda ctx, tangent: tangent * 2,),
     "register_autograd_from": (lambda x: x * 2,),
+    "register_reference": (lambda x: x * 2,),
+    "register_flops": (lambda x: x.numel(),),
     "register_autocast": ("cpu", torch.bfloat16),
     "register_vmap": ("sequential",),
     "register_torch_dispatch": (torch.utils._python_dispatch.TorchDispatchMode, lambda mode, func, types, args, kw: 0),
