@@ -179,6 +179,23 @@ def filler(schema: Schema) -> Fill | None:
     return fill
 
 
+def completer(schema: Schema) -> Fill:
+    """The same for a call in which positional arguments may be given by name: it puts them in their places."""
+    fill = filler(schema)
+    by_keyword = {argument.name for argument in schema.keyword_only}
+
+    def complete(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        given = list(args)
+        for argument in schema.positional[len(args) :]:
+            if argument.name not in kwargs and not argument.has_default:
+                break
+            given.append(kwargs.get(argument.name, _fresh(argument.default)))
+        named = {name: value for name, value in kwargs.items() if name in by_keyword}
+        return fill(tuple(given), named) if fill is not None else (tuple(given), named)
+
+    return complete
+
+
 def without_defaults(values: tuple[Any, ...], defaults: tuple[Any, ...]) -> tuple[Any, ...]:
     """`values` without those at the end that were left out: they are the objects of `defaults`."""
     count = len(values)

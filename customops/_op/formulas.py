@@ -12,7 +12,7 @@ from typing_extensions import Unpack
 from customops._autograd.layout import BackwardOptions, FromOptions, GradientOptions, ResultOptions
 from customops._autograd.recompute import RecomputedFormula
 from customops._codegen.lowering import Lowering
-from customops._dispatch.callbacks import Fn
+from customops._dispatch.callbacks import Fn, completer
 from customops._dispatch.operator import OperatorHandle, check_library
 from customops._dispatch.registrations import Registration, lock
 from customops._dispatch.scopes import Samples, record_in_scope
@@ -311,8 +311,8 @@ class RegisterFormulas(HasSignature[P, R]):
             >>> matmul.cost(torch.ones(2, 3), torch.ones(3, 4))
             Cost(flops=48, bytes=104)
         """
-        lowered = self.lower(*args, **kwargs)
-        return Cost(self._flops(*lowered), bytes_of(self._definition, *lowered))
+        given = completer(self._definition.schema)(*self.lower(*args, **kwargs))
+        return Cost(self._flops(*given), bytes_of(self._definition, *given))
 
     def _flops(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
         """The operations of a call of ``torch.ops``; None if nothing tells them."""
@@ -320,4 +320,4 @@ class RegisterFormulas(HasSignature[P, R]):
             written = {argument.name for argument in self._definition.schema.mutated}
             kwargs = {name: value for name, value in kwargs.items() if name not in written}
             return self._functional._flops(args, kwargs)  # type: ignore[no-any-return]
-        return self._rules.flops.count(self._rules.reference, args, kwargs)
+        return self._rules.flops.count(self._rules.reference, *completer(self._definition.schema)(args, kwargs))

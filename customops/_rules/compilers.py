@@ -12,7 +12,7 @@ import torch
 
 from customops import _torch
 from customops._codegen.bypass import graph_call
-from customops._dispatch.callbacks import Fn, bind_kernel, filler
+from customops._dispatch.callbacks import Fn, bind_kernel, completer
 from customops._dispatch.names import Name
 from customops._dispatch.operator import OperatorHandle
 from customops._dispatch.registrations import Registration, Undo
@@ -41,7 +41,8 @@ class Equivalent:
     def __init__(self, operator: OperatorHandle, fn: Fn, role: str) -> None:
         self.operator, self.role, self.schema = operator, role, operator.schema
         self.fn = bind_kernel(fn, self.schema, operator.qualname, role)
-        self.fill = filler(self.schema)
+        #: All arguments: in a graph those that are positional may be there by name.
+        self.arguments = completer(self.schema)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         args, kwargs = self.arguments(args, kwargs)
@@ -64,16 +65,6 @@ class Equivalent:
     ) -> Exception:
         problem, op, place = f"the {self.role} {problem}", self.operator.qualname, where(self.fn)
         return RegistrationError(problem, op=op, expected=expected, got=got, where=place, fix=fix)
-
-    def arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """All arguments, with defaults: in a graph those that are positional may be there by name."""
-        given = list(args)
-        for argument in self.schema.positional[len(args) :]:
-            if argument.name not in kwargs:
-                break
-            given.append(kwargs[argument.name])
-        named = {name: value for name, value in kwargs.items() if name in {a.name for a in self.schema.keyword_only}}
-        return self.fill(tuple(given), named) if self.fill is not None else (tuple(given), named)
 
 
 # Decompositions: plain torch code that compilers put in the place of a call of the op ---------------------------------

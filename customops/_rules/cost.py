@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from customops import _torch
-from customops._dispatch.callbacks import Fn, bind_kernel, filler
+from customops._dispatch.callbacks import Fn, bind_kernel
 from customops._dispatch.operator import OperatorHandle
 from customops._dispatch.registrations import Registration, Undo, nothing
 from customops._dispatch.results import given
@@ -51,10 +51,7 @@ class FlopsRule(Rule[None, Fn]):
 
     def count(self, reference: Reference | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
         """The operations of a call; None if nothing tells, which is said once."""
-        fill, op = filler(self.operator.schema), self.operator.qualname
-        if fill is not None:
-            args, kwargs = fill(args, kwargs)
-        formula = self.values.get(None)
+        op, formula = self.operator.qualname, self.values.get(None)
         if formula is not None:
             found = formula(*args, **kwargs)
             if not isinstance(found, (int, torch.SymInt)) or found < 0:

@@ -25,6 +25,7 @@ from typing import Any
 import torch
 
 from customops import _torch
+from customops._dispatch.callbacks import completer
 from customops._op.op import CustomOpDef
 from customops.checking.report import Failure, Report, Result
 from customops.checks import CHECKS, UsageError, lowered
@@ -167,7 +168,14 @@ def _own_reference(overload: _torch.library.OpOverload) -> Callable[..., Any] | 
     found = None if custom_op is None else custom_op._rules.reference
     if found is None or found.plain is custom_op._init_fn:
         return None
-    return functools.wraps(found.plain, updated=())(lambda *args, **kwargs: found.kernel(*args, **kwargs))
+    complete = completer(custom_op.schema)
+
+    @functools.wraps(found.plain, updated=())
+    def reference(*args: Any, **kwargs: Any) -> Any:
+        args, kwargs = complete(args, kwargs)
+        return found.kernel(*args, **kwargs)
+
+    return reference
 
 
 def _trial(overload: _torch.library.OpOverload, op: Any, sample: Any, reference: Callable[..., Any] | None) -> Trial:

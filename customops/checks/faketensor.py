@@ -86,6 +86,14 @@ def _compare(real: Trial, *, is_composite: bool = False) -> Any:
     return real_outputs
 
 
+#: What to do where the strides of the reference are others.
+_OF_REFERENCE = '; the fake impl is the reference: register_reference(fn, like="x"), or like=torch.contiguous_format'
+
+
+def _is_reference(trial: Trial) -> bool:
+    return trial.custom_op is not None and bool(trial.custom_op._rules.fake.is_derived(None))
+
+
 class _Comparison:
     """Compares the real run of an operator with the fake one, and raises a CheckError at the first difference."""
 
@@ -157,8 +165,7 @@ class _Comparison:
                 real.stride(),
                 fake.stride(),
                 "return the layout the kernel makes, e.g. torch.empty_like(x) keeps that of x, x.new_empty(x.shape) "
-                "is contiguous; if the fake impl is the reference: "
-                'register_reference(fn, like="x"), or like=torch.contiguous_format',
+                "is contiguous" + (_OF_REFERENCE if _is_reference(self.real) else ""),
             )
         if not self._agree(fake.storage_offset(), real.storage_offset()):
             raise self._error(f"{where}: the storage offsets differ", real.storage_offset(), fake.storage_offset())

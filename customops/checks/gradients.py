@@ -278,10 +278,10 @@ def _is_always_identity(function: Function, i: int, k: int) -> bool:
 
 # Gradients of an operator and of its reference may differ by right where the function has a kink, or a tie, so they
 # have to differ at points nearby as well. The gradient is what its author chose where the reference has none, or zeros,
-# as a rounding has, and where the operator returns its input as it is.
+# as a rounding has, where an input is NaN, and where the operator returns its input as it is.
 def _compare_with_reference(function: Function, wanted: Sequence[int]) -> bool:
     """Compare the gradients by the inputs of the numbers `wanted`. Was there something to compare?"""
-    if function.trial.reference is None:
+    if function.trial.reference is None or any(bool(x.isnan().any()) for x in function.values):
         return False
     values, reference = function.values, copy.copy(function)
     reference.called, reference.entered = function.trial.reference, []

@@ -593,6 +593,15 @@ def test_check_compares_with_it(registry: Registry, ns: str) -> None:
     assert customops.check(op, [inputs()], effort="quick", only="test_kernels", reference=wrong).failures == ()
 
 
+def test_check_of_arguments_by_name(registry: Registry, ns: str) -> None:
+    """The reference is called with them in their places: else it would fail, and the check would not be made."""
+    op = registry.custom_op(f"{ns}::norm", norm_fn, mutates_args=())
+    op.register_reference(plain_norm, like=torch.contiguous_format)
+    x, w = inputs()
+    report = customops.check(op, [((x,), {"eps": 1.0, "w": w})], effort="quick", only="test_kernels")
+    assert {result.status for result in report.results if result.check == "test_kernels"} == {"passed"}
+
+
 def test_check_of_an_op_that_writes(registry: Registry, ns: str) -> None:
     def fn(cache: Mut[Tensor], x: Tensor) -> None:
         cache[: len(x)] = x + 1
@@ -630,6 +639,7 @@ def test_a_formula(registry: Registry, ns: str) -> None:
     with FlopCounterMode(display=False) as counter:
         op(*args)
     assert counter.get_total_flops() == op.cost(*args).flops == 48
+    assert op.cost(args[0], eps=1.0, w=args[1]).flops == 48
     with torch._subclasses.FakeTensorMode() as mode:
         assert op.cost(*map(mode.from_tensor, args)).flops == 48
     op.register_flops(lambda x, w, eps: -1)
