@@ -53,10 +53,11 @@ def quantized_linear(
 ) -> Tensor:
     # A real one would launch a single kernel here. Like that, this one scales the sums of each block, not the weight.
     blocks = quant.scales.shape
-    torch._check(x.shape[-1] == blocks[1] * quant.block[1], lambda: "x needs a column for each of the weight")
+    torch._check(x.shape[-1] == blocks[1] * quant.block[1], lambda: "x needs columns for each of the scales")
     torch._check(quant.zeros is None or quant.zeros.shape == blocks, lambda: "zeros need the shape of scales")
     (height, width), total = quant.block, x.new_zeros(*x.shape[:-1], weight.shape[0])
     values = unpacked(weight, quant.kind, x.dtype)
+    torch._check(x.shape[-1] == values.shape[-1], lambda: "x needs a column for each of the weight")
     for j in range(quant.scales.shape[1]):
         columns = slice(j * width, (j + 1) * width)
         zero = 0 if quant.zeros is None else quant.zeros[:, j].repeat_interleave(height).unsqueeze(-1)
@@ -64,20 +65,16 @@ def quantized_linear(
     return activate(total if bias is None else total + bias, activation).to(out_dtype or x.dtype)
 
 
-@quantized_linear.register_fake
-def _(x: Tensor, weight: Tensor, *_: object, out_dtype: torch.dtype | None) -> Tensor:
-    return x.new_empty(*x.shape[:-1], weight.shape[0], dtype=out_dtype)
-
-
-@quantized_linear.register_autograd_from
+@quantized_linear.register_reference(like=torch.contiguous_format)
 def _(x: Tensor, weight: Tensor, quant: Quantization, bias: Any, activation: Activation, *, out_dtype: Any) -> Tensor:
-    """The same in torch's operations, from which both modes are derived."""
+    """The same in torch's operations, from which fake impl, gradients in both modes and more follow."""
     return activate(F.linear(x, dequantized(weight, quant), bias), activation).to(out_dtype or x.dtype)
 
 
 def dequantized(weight: Tensor, quant: Quantization) -> Tensor:
     values, ones = unpacked(weight, quant.kind, quant.scales.dtype), quant.scales.new_ones(quant.block)
-    return (values - (0 if quant.zeros is None else torch.kron(quant.zeros, ones))) * torch.kron(quant.scales, ones)
+    scales, zeros = (x if x is None else torch.kron(x.contiguous(), ones) for x in (quant.scales, quant.zeros))
+    return (values - (0 if zeros is None else zeros)) * scales
 
 
 def unpacked(weight: Tensor, kind: Kind, dtype: torch.dtype) -> Tensor:

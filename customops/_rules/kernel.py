@@ -85,7 +85,7 @@ class KernelRule(Rule[str | None, Fn]):
 
     def derive(self, reference: Reference) -> Registration:
         """Run the reference on devices without a kernel."""
-        spec, fn = self.operator.spec, reference.kernel
+        spec, fn = self.operator.spec, reference.shown(reference.kernel)
         return self.set(
             None, fn if spec.kernel_calls_torch else CallingTorch(fn, writes=bool(spec.schema.mutated)), is_derived=True
         )

@@ -88,6 +88,14 @@ class Reference:
             )
         return likes
 
+    def shown(self, form: Fn) -> Fn:
+        """One of the forms below, which errors show as the function of the user."""
+
+        def shown(*args: Any, **kwargs: Any) -> Any:
+            return form(*args, **kwargs)
+
+        return functools.update_wrapper(shown, self.plain, updated=())
+
     def values(self, /, *args: Any, **kwargs: Any) -> list[Any]:
         """What the function computes: a value for each return, then the new values of `extra`."""
         if self.left_out:
@@ -130,13 +138,12 @@ class Reference:
     def to_differentiate(self, grads_of: Sequence[str]) -> Fn:
         """The function as `RecomputedFormula` takes it: it returns what the op does, then the values of `grads_of`."""
 
-        @functools.wraps(self.plain, updated=())
         def function(*args: Any, **kwargs: Any) -> Any:
             values = self.values(*args, **kwargs)
             new = dict(self.new_values(values))
             return *values[: len(self.returned)], *(new[name] for name in grads_of)
 
-        return function
+        return self.shown(function)
 
     def fake(self, /, *args: Any, **kwargs: Any) -> Any:
         """The fake impl: the function, run on tensors without data."""

@@ -7,7 +7,6 @@ step.
 from __future__ import annotations
 
 import faulthandler
-import functools
 import os
 import pickle
 import re
@@ -170,12 +169,12 @@ def _own_reference(overload: _torch.library.OpOverload) -> Callable[..., Any] | 
         return None
     complete = completer(custom_op.schema)
 
-    @functools.wraps(found.plain, updated=())
     def reference(*args: Any, **kwargs: Any) -> Any:
         args, kwargs = complete(args, kwargs)
         return found.kernel(*args, **kwargs)
 
-    return reference
+    shown: Callable[..., Any] = found.shown(reference)
+    return shown
 
 
 def _trial(overload: _torch.library.OpOverload, op: Any, sample: Any, reference: Callable[..., Any] | None) -> Trial:
