@@ -29,7 +29,7 @@ from customops._autograd.layout import (
     flatten,
     unflatten,
 )
-from customops._autograd.recompute import RecomputedFormula, derived_from, draws_again
+from customops._autograd.recompute import RecomputedFormula, draws_again
 from customops._codegen.function import source_of
 from customops._codegen.kernel import any_requires_grad, function_at
 from customops._dispatch.callbacks import Fn, bind
@@ -76,6 +76,7 @@ class AutogradRule(Rule[str, Formula]):
         options: BackwardOptions,
         kind: Literal["backward", "jvp"] = "backward",
         *,
+        is_ours: bool = False,
         is_derived: bool = False,
     ) -> Registration:
         schema, op = self.operator.schema, self.operator.qualname
@@ -128,7 +129,6 @@ class AutogradRule(Rule[str, Formula]):
         given = [f"{argument.name}_tangent" for argument in schema.operands]
         if kind == "backward":
             given = [f"grad{i}" for i in range(len(schema.returns) + len(grads_of))]
-        is_ours = derived_from(fn) is not None
         if setup_context is not None and not is_ours:
             names = ["ctx", "inputs", *["keyword_only_inputs"] * bool(schema.keyword_only), "output"]
             bind(setup_context, op, "setup_context", **dict(zip(names, names, strict=True)))
@@ -146,8 +146,9 @@ class AutogradRule(Rule[str, Formula]):
         made: list[Registration] = []
         pairs: list[tuple[Literal["jvp", "backward"], Fn]] = [("jvp", formula.jvp), ("backward", formula.backward)]
         try:
-            for kind, fn in pairs:
-                made.append(self.register(fn, formula.setup_context, given, kind, is_derived=is_derived))
+            for kind, fn in pairs[self.operator.schema.is_view :]:  # a view has no jvp
+                setup = formula.setup_context
+                made.append(self.register(fn, setup, given, kind, is_ours=True, is_derived=is_derived))
         except BaseException:
             RegistrationGroup(made).unregister()
             raise
@@ -201,7 +202,8 @@ class AutogradRule(Rule[str, Formula]):
             with lock:
                 backward, jvp = map(self.values.get, ("backward", "jvp"))
                 # A backward by hand does not wait for what a derived jvp saves.
-                is_apart = backward is not None and self.is_derived("jvp") and not self.is_derived("backward")
+                is_apart = backward is not None and jvp is not None and self.is_derived("jvp")
+                is_apart = is_apart and not self.is_derived("backward")
                 if self._current is None:
                     current = ActiveFormulas(self.operator, backward, None if is_apart else jvp)
                     if is_apart:

@@ -126,7 +126,7 @@ class Rules:
         types = {argument.type for argument in schema.arguments if argument.holds_tensors}
         if Tag.out in operator.tags or not (operator.differentiable.op and schema.is_differentiable):
             return
-        if schema.is_view or types <= {"Tensor[]?"}:  # which the dispatcher does not look into
+        if types <= {"Tensor[]?"}:  # which the dispatcher does not look into
             return
         nondiff_args, grads_of = (
             names_in(options.get("nondiff_args", ()), "nondiff_args", operator.qualname),

@@ -80,6 +80,7 @@ class FlopsRule(Rule[None, Fn]):
 
 def bytes_of(operator: OperatorHandle, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
     """The bytes that a call reads, returns and writes. What it returns is asked of the fake impl."""
+    sparse = [x for x in tensors_in((*args, *kwargs.values())) if x.layout is not torch.strided]
     with _torch.tensors.stand_ins(args, kwargs) as (args, kwargs):
         try:
             made = tensors_in((operator.overload(*args, **kwargs),))
@@ -91,7 +92,7 @@ def bytes_of(operator: OperatorHandle, args: tuple[Any, ...], kwargs: dict[str, 
     written = [x for argument, value in pairs if argument.is_mutated for x in tensors_in((value,))]
     inputs = {_torch.tensors.memory_or_id(x) for x in read}
     tensors = [*read, *written, *(x for x in made if _torch.tensors.memory_or_id(x) not in inputs)]
-    return sum(map(_bytes, tensors))
+    return sum(map(_bytes, [*sparse, *(x for x in tensors if x.layout is torch.strided)]))
 
 
 def _bytes(tensor: Tensor) -> int:

@@ -100,7 +100,12 @@ class Reference:
         """What the function computes: a value for each return, then the new values of `extra`."""
         if self.left_out:
             kwargs = {name: value for name, value in kwargs.items() if name not in self.left_out}
-        result, count = self.fn(*args, **kwargs), len(self.returned) + len(self.extra)
+        try:
+            result, count = self.fn(*args, **kwargs), len(self.returned) + len(self.extra)
+        except RecursionError as error:
+            problem, place = "the reference calls the op itself, without end", where(self.plain)
+            fix = "write it with torch's operations, or call other ops"
+            raise KernelError(problem, op=self.op, where=place, fix=fix) from error
         is_value = count == 1 and self.returns_list and not (isinstance(result, tuple) and len(result) == 1)
         found = list(result) if isinstance(result, tuple) and not is_value else [result]
         if len(found) != count or (None in found[len(self.returned) :] and result is None):
@@ -147,14 +152,15 @@ class Reference:
 
     def fake(self, /, *args: Any, **kwargs: Any) -> Any:
         """The fake impl: the function, run on tensors without data."""
+        if self.schema.is_view:
+            return self.returns(self.values(*args, **kwargs), args, kwargs)
         values = _torch.dispatcher.call_plainly_in_trace(self.values, *args, **kwargs)
-        if not self.schema.is_view:
+        if any(like is not None for like in self.likes):
             arguments = {argument.name: value for argument, value in given(self.schema, args, kwargs)}
             for i, like in enumerate(self.likes):
                 if like is not None and isinstance(values[i], Tensor):
                     values[i] = self._with_strides(values[i], like, arguments)
-            values = _own(values, args, kwargs)
-        return self.returns(values, args, kwargs)
+        return self.returns(_own(values, args, kwargs), args, kwargs)
 
     def _with_strides(self, value: Tensor, like: str | torch.memory_format, arguments: dict[str, Any]) -> Tensor:
         if isinstance(like, torch.memory_format):

@@ -385,6 +385,18 @@ def test_writes_and_returns(registry: Registry, ns: str) -> None:
     assert [grad.tolist() for grad in grads] == [[12, 12], [12, 12]]
 
 
+def test_a_view(registry: Registry, ns: str) -> None:
+    op = registry.custom_op(
+        f"{ns}::tail", lambda x: x[1:], schema="(Tensor(a) x) -> Tensor(a)", reference=lambda x: x[1:]
+    )
+    x = torch.ones(3, requires_grad=True)
+    op(x).sum().backward()
+    assert x.grad is not None
+    assert x.grad.tolist() == [0, 1, 1]
+    fake = op(torch.ones(3, device="meta"))
+    assert fake._is_view()
+
+
 def test_swapped(registry: Registry, ns: str) -> None:
     def fn(x: Mut[Tensor], y: Mut[Tensor]) -> None: ...
 
@@ -720,6 +732,13 @@ def test_another_result_than_the_kernel(registry: Registry, ns: str) -> None:
     op = registry.custom_op(f"{ns}::norm", norm_fn, mutates_args=(), reference=lambda x, w, eps: x.sum() * w.sum())
     with pytest.raises(AutogradError, match="does not return what the op does"):
         op(*inputs(requires_grad=True)).sum().backward()
+
+
+def test_a_reference_that_calls_its_op(registry: Registry, ns: str) -> None:
+    op = registry.custom_op(f"{ns}::norm", norm_fn, mutates_args=())
+    op.register_reference(lambda x, w, eps: op(x, w, eps))
+    with pytest.raises(KernelError, match="the reference calls the op itself, without end"):
+        op(*(x.to("meta") for x in inputs()))
 
 
 def test_a_reference_that_reads_data(registry: Registry, ns: str) -> None:

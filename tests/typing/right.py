@@ -279,6 +279,16 @@ pair.register_autograd_from(lambda x, y: [x, y])
 maybe.register_autograd_from(lambda x, wanted: x * 1)
 
 
+@three.register_reference(like="x", recompute=False, decompose=("inductor", "export"))
+def three_plain(a: Tensor, b: Tensor, c: float) -> Tensor:
+    return a * b * c
+
+
+three.register_reference(three_plain, vmap="sequential", autocast=True)
+three.register_flops(lambda x, y, by: 2 * x.numel())
+assert three.cost(one, one, 2.0).flops == 2 * one.numel()
+
+
 # vmap, samples, modes.
 @three.register_vmap
 def three_vmap(info: Any, dims: tuple[int | None, ...], x: Tensor, y: Tensor, by: float) -> tuple[Tensor, int | None]:
