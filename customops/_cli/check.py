@@ -31,7 +31,7 @@ from customops.checks import CHECKS
 from customops.checks._trial import EFFORTS
 
 #: The exit statuses of all commands: nothing is wrong, something is, the target is of no use.
-FINE, FAULTY, NOTHING = 0, 1, 2
+FINE, FAULTY, NOTHING, INCOMPLETE = 0, 1, 2, 3
 
 #: "passed", "failed", "not exercised" (no check had something to try), "no samples", or "broken": there is no report.
 Status = Literal["passed", "failed", "not exercised", "no samples", "broken"]
@@ -164,6 +164,7 @@ def line_of(checked: Checked, width: int) -> str:
     if found is not None:
         faults = f"{plural(len(found.failures), 'fault')}, " if found.failures else ""
         detail = f"{faults}{plural(found._inputs, 'input')}, {checked.seconds:.1f} s"
+        detail = detail if found.complete else f"{found._shortfall()}; {detail}"
     elif checked.status == "no samples":
         detail = f"attach some with @{checked.name}.register_samples"
     first = f"{word:<12}{checked.op}"
@@ -199,6 +200,8 @@ def summary(results: Sequence[Checked], stopped: bool, seconds: float) -> str:
     statuses = [checked.status for checked in results]
     faults = sum(checked.is_fault for checked in results)
     text = f"{plural(len(results), 'op')}: {statuses.count('passed')} ok, {faults} with faults"
+    short = sum(checked.report is not None and not checked.report.complete for checked in results)
+    text += f", {short} incomplete" if short else ""
     for status, words in (("not exercised", "not exercised"), ("no samples", "without samples")):
         text += f", {statuses.count(status)} {words}" if status in statuses else ""
     text += f", in {seconds:.1f} s" + ("; stopped at the first fault" if stopped else "")
@@ -242,13 +245,15 @@ def add_parser(commands: Any) -> None:
         help="check ops over inputs derived from their samples",
         description="Import each TARGET and run customops.check on every op that it defines, over inputs that are "
         "derived from its samples (op.register_samples).",
-        epilog="Exit status: 0 if nothing is wrong, 1 if there is a fault, 2 if nothing was checked.",
+        epilog="Exit status: 0 if nothing is wrong, 1 if there is a fault, 2 if nothing was checked, with --strict 3 "
+        "if an op was too slow for all that the effort tries.",
     )
     parser.add_argument("targets", nargs="+", metavar="TARGET", help=TARGET_HELP)
     parser.add_argument("--op", action="append", metavar="PATTERN", help='only ops of this name, e.g. "mylib::*"')
     parser.add_argument("--only", action="append", metavar="CHECK", help="only this check; may be repeated")
     parser.add_argument("--skip", action="append", metavar="CHECK", help="not this check; may be repeated")
     parser.add_argument("--effort", choices=EFFORTS, default="normal", help="how much is tried; default: normal")
+    parser.add_argument("--strict", action="store_true", help="exit status 3 if something was left out of a slow op")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="so many processes; 0 for one for each core")
     parser.add_argument("--fail-fast", action="store_true", help="stop at the first op with a fault")
     parser.add_argument("--no-isolate", action="store_true", help="run kernels in this process: a crash ends it")
@@ -301,6 +306,8 @@ def run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         say(summary(found, len(found) < len(ops), time.perf_counter() - start))
     if any(checked.is_fault for checked in found):
         return FAULTY
+    if options.strict and any(checked.report is not None and not checked.report.complete for checked in found):
+        return INCOMPLETE
     return FINE if any(checked.status == "passed" for checked in found) else NOTHING
 
 

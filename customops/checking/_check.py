@@ -24,12 +24,13 @@ from typing import Any
 import torch
 
 from customops import _torch
+from customops._describe.render import plural
 from customops._dispatch.callbacks import completer
 from customops._op.op import CustomOpDef
 from customops.checking.report import Failure, Report, Result
 from customops.checks import CHECKS, UsageError, lowered
 from customops.checks._inputs import alone
-from customops.checks._outcome import NotExercised, in_short, is_alias, torch_refuses
+from customops.checks._outcome import NotExercised, in_short, is_alias, processor_time, torch_refuses
 from customops.checks._table import Check
 from customops.checks._trial import EFFORTS, FAILS, Case, Effort, Trial, resolve
 from customops.checks.inputs import derive, probe, shrink, variation_of
@@ -57,9 +58,10 @@ Step = tuple[int, int, str]
 Outcome = tuple[tuple[Result, ...], tuple[Failure, ...], tuple[str, ...]]
 #: How many inputs of a sample are accepted at most.
 _INPUTS: dict[Effort, int | None] = {"quick": 12, "normal": 60, "thorough": None}
-#: Seconds after which a check, or the search for inputs, is ended: of slow operators, that is. It is reported.
+#: Seconds of processor time after which a check, or the search for inputs, is ended: of slow operators, that is. It
+#: is reported.
 _SLOW: dict[Effort, float] = {"quick": 2.0, "normal": 10.0, "thorough": 600.0}
-#: Seconds after which nothing more is tried, but for what has begun. That is reported, too.
+#: The same after which nothing more is tried, but for what has begun. That is reported, too.
 _LATE: dict[Effort, float] = {"quick": 10.0, "normal": 60.0, "thorough": 3600.0}
 _PATIENCE = 2.0  #: seconds before the line of progress is shown
 _PAUSE = 0.1  #: seconds between two lines about the same check
@@ -92,7 +94,8 @@ def check(
             default those of ``op.register_samples``.
         only, skip: names of checks to run, or not to run.
         effort: "quick" takes about 0.5 s for a small op on the CPU, "normal" about 2 s; "thorough" tries everything.
-            The report lists what was left out.
+            The report lists what was left out. ``report.complete`` is False if that is because the op is slow: limits
+            count processor time.
         reference: a plain PyTorch function of the same arguments; kernels and gradients are compared with it. None:
             that of ``op.register_reference``.
         isolate: run the checks in a separate process, so that a kernel that kills the process, or raises
@@ -239,7 +242,8 @@ def _report_of(run: Run, in_forks: bool, shown: bool | None) -> Report:
             if width:
                 sys.stderr.write("\r" + " " * width + "\r")
                 sys.stderr.flush()
-    return Report(run.op, run.effort, *run.outcome(), time.perf_counter() - start, run.source)
+    results, failures, left_out = run.outcome()
+    return Report(run.op, run.effort, results, failures, left_out, time.perf_counter() - start, run.source, left_out)
 
 
 @dataclass
@@ -287,10 +291,10 @@ class Run:
             rows = self.chosen.items() if cases else ()
             work = [(name, list(row.inputs(cases, self.effort))) for name, row in rows]
             total, done = sum(len(inputs) for _, inputs in work), 0
-            start = time.perf_counter()
+            start, late = processor_time(), []
             for name, inputs in work:
-                if time.perf_counter() - start > _LATE[self.effort]:
-                    self.left_out.append(f"{name}, after {_LATE[self.effort]:g} s for the others")
+                if processor_time() - start > _LATE[self.effort]:
+                    late.append(name)
                     continue
                 cause = next((check for check, _ in self.faults if check in self.chosen[name].after), None)
                 if cause is not None:
@@ -298,6 +302,9 @@ class Run:
                 else:
                     yield from self._try_all(name, inputs, done, total)
                     done += len(inputs)
+            if late:
+                limit = f"{_LATE[self.effort]:g} s"
+                self.left_out.append(f"{plural(len(late), 'check')} left out ({limit}): {', '.join(late)}")
             for number, ((name, _), fault) in enumerate(self.faults.items()):
                 if name != INPUTS and (_SHRINK, number) not in self.avoided:
                     yield total, total, "making the inputs of faults smaller"
@@ -309,15 +316,16 @@ class Run:
             if check == name:  # it is not tried on others, which would start everything again
                 self._fault(name, crash, inputs[min(number, len(inputs) - 1)])
                 return
-        start = time.perf_counter()
+        start = processor_time()
         for number, case in enumerate(inputs):
             yield done + number, total, name
             self.announce(name, number)
             self._attempt(name, case)
             if sum(len(fault.cases) for (check, _), fault in self.faults.items() if check == name) >= _ENOUGH:
                 return
-            if time.perf_counter() - start > _SLOW[self.effort] and number + 1 < len(inputs):
-                self.left_out.append(f"{name} on {len(inputs) - number - 1} inputs, after {_SLOW[self.effort]:g} s")
+            rest = len(inputs) - number - 1
+            if processor_time() - start > _SLOW[self.effort] and rest:
+                self.left_out.append(f"{name} left out on {plural(rest, 'input')} ({_SLOW[self.effort]:g} s)")
                 return
 
     def outcome(self) -> Outcome:
@@ -366,7 +374,7 @@ class Run:
                 else:
                     self._add(INPUTS, "rejected", [case], seconds, in_short(error, 200))
             if probed.is_late:
-                self.left_out.append(f"inputs, after {probed.seconds:.0f} s")
+                self.left_out.append(f"inputs left out ({_SLOW[self.effort]:g} s)")
             yield from probed.accepted
 
     def _announced(self, cases: Iterator[Case]) -> Iterator[Case]:
@@ -499,7 +507,7 @@ def isolated(run: Run) -> Iterator[Step]:
             run.avoided[pickle.loads(place.read_bytes())] = error
             if len(run.avoided) == _CRASHES:
                 run.samples_only = True
-                run.left_out.append(f"derived inputs: {_CRASHES} of them ended the process")
+                run.left_out.append(f"derived inputs left out: {_CRASHES} of them ended the process")
             elif len(run.avoided) > 2 * _CRASHES:
                 raise UsageError("the operator ends the process on its samples", op=run.op, got=error.got)
 

@@ -131,6 +131,8 @@ class Report:
         left_out: what was not tried, and which option runs it.
         seconds: the duration of the run, in seconds.
         source: ``file:line`` of the operator, if known.
+        incomplete: of `left_out`, what the effort would have tried, had the operator not taken too long, or ended the
+            process too often.
 
     Example:
         >>> report = customops.check(op, [(torch.randn(3),)])
@@ -144,6 +146,12 @@ class Report:
     left_out: tuple[str, ...] = ()
     seconds: float = 0.0
     source: str | None = field(default=None, compare=False)
+    incomplete: tuple[str, ...] = ()
+
+    @property
+    def complete(self) -> bool:
+        """True if all was tried that the effort has."""
+        return not self.incomplete
 
     @property
     def passed(self) -> bool:
@@ -181,9 +189,16 @@ class Report:
             verdict = plural(len(self.failures), "fault")
         else:
             verdict = "no fault found" if self.passed else "nothing was tried"
+        if self.incomplete:
+            verdict += f", {self._shortfall()}"
         rejected = self.count("rejected")
         tried = plural(self._inputs, "input") + (f", {rejected} more rejected by the operator" if rejected else "")
         return f"{self.op}: {verdict} ({tried}; {self.effort} effort, {self.seconds:.1f} s)"
+
+    def _shortfall(self) -> str:
+        """``incomplete: 18 checks left out (60 s)``."""
+        first, *others = [text.partition(": ")[0] for text in self.incomplete]
+        return f"incomplete: {first}" + (f", and {len(others)} more" if others else "")
 
     def __str__(self) -> str:
         lines = [self._headline()]
@@ -231,6 +246,7 @@ class Report:
             "source": self.source,
             "effort": self.effort,
             "passed": self.passed,
+            "complete": self.complete,
             "seconds": round(self.seconds, 4),
             "failures": failures,
             "results": [

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import linecache
+import os
+import time
 import traceback
 from dataclasses import dataclass
 from typing import Literal
@@ -76,6 +78,15 @@ def leave_frames_out(error: BaseException | None) -> None:
     frames = users_frames(error) if error is not None else []
     if error is not None and (frames or isinstance(error, CustomOpsError)):
         error.__traceback__ = frames[0] if frames else None
+
+
+def processor_time() -> float:
+    """Seconds of processor time of this process, and of its children that have ended.
+
+    Limits count these: what is tried then does not depend on what else the machine does.
+    """
+    times = os.times()
+    return time.process_time() + times.children_user + times.children_system
 
 
 def in_short(error: BaseException, limit: int = 1000) -> str:

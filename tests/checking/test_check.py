@@ -19,6 +19,8 @@ from torch import Tensor
 
 import customops
 from customops import CustomOpDef, Registry
+from customops._cli.check import check_one, line_of
+from customops.checking import _check
 from customops.checks import CHECKS, UsageError
 from customops.checks._inputs import alone
 from customops.testing.isolation import in_fork
@@ -334,6 +336,42 @@ def test_a_crash_in_a_check_is_reported_beside_other_faults(registry: Registry, 
     only = ["test_faketensor", "test_vmap", "test_aot_dispatch_dynamic"]
     report = customops.check(late, [(torch.randn(3, 4),)], only=only, isolate=True)
     assert "the operator ends the process" in {failure.problem for failure in report.failures}
+
+
+def test_what_was_left_out_is_in_the_verdict(
+    registry: Registry, ns: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    op = registry.custom_op(f"{ns}::copy", torch.clone, schema="(Tensor x) -> Tensor", mutates_args=())
+    op.register_fake(torch.empty_like)
+    op.register_samples(lambda: [(torch.ones(2),)])
+    assert customops.check(op, effort="quick", only="test_schema").complete
+    monkeypatch.setitem(_check._LATE, "quick", -1.0)
+    report = customops.check(op, effort="quick", only=["test_schema", "test_writes"])
+    assert report.incomplete == ("2 checks left out (-1 s): test_schema, test_writes",)
+    assert not report.complete
+    assert report.to_dict()["complete"] is False
+    assert "nothing was tried, incomplete: 2 checks left out (-1 s) (" in str(report)
+    monkeypatch.setitem(_check._LATE, "quick", 10.0)
+    monkeypatch.setitem(_check._SLOW, "quick", -1.0)
+    report = customops.check(op, effort="quick")
+    assert {text.partition(" left out")[0] for text in report.incomplete} >= {"inputs"}
+    line = line_of(check_one(op, {"effort": "quick", "isolate": False}), 100)
+    assert line.startswith("ok")
+    assert "incomplete: inputs left out (-1 s)" in line
+
+
+def test_waiting_takes_no_processor_time(registry: Registry, ns: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a loaded machine, or where the op waits, as much is tried."""
+
+    def fn(x: Tensor) -> Tensor:
+        time.sleep(0.02)
+        return x.clone()
+
+    op = registry.custom_op(f"{ns}::waits", fn, mutates_args=())
+    monkeypatch.setitem(_check._SLOW, "quick", 0.2)
+    report = customops.check(op, [(torch.ones(2, 3),)], effort="quick", only="test_schema")
+    assert report.complete, report
+    assert report.seconds > 0.2
 
 
 def test_what_fails_with_gradients_alone_is_rejected() -> None:

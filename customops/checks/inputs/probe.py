@@ -16,7 +16,7 @@ import torch
 
 from customops import _torch
 from customops.checks._inputs import as_ordinary, is_ordinary, seeded, tensors_in
-from customops.checks._outcome import NotExercised
+from customops.checks._outcome import NotExercised, processor_time
 from customops.checks._runs import difference, fake_error
 from customops.checks._trial import Case, Trial
 from customops.checks.inputs.parts import Parts, Spot, Variation, follow, is_integer
@@ -53,18 +53,18 @@ def probe(cases: Iterable[Case], *, at_most: int | None = None, seconds: float |
 
     The first call of a process loads and compiles things, and says nothing about the next.
     """
-    start = after_first = time.perf_counter()
+    start, after_first = time.perf_counter(), processor_time()
     probed, mode = Probed(), _torch.tensors.fake_mode()
     limit: int | None = None  # elements of those that were too large
     for case in cases:
         if limit is not None and _elements(case.trial.tensors) >= limit:
             probed.dropped += 1
             continue
-        before = time.perf_counter()
+        before = processor_time()
         with warnings.catch_warnings(record=True), torch.no_grad():
             warnings.simplefilter("always")
             error, result = kernel_error(case.trial)
-            is_large = time.perf_counter() - before > SLOW_SECONDS or _elements(result) > HUGE_ELEMENTS
+            is_large = processor_time() - before > SLOW_SECONDS or _elements(result) > HUGE_ELEMENTS
             is_index = error is None and case.kind == "padding" and _stands_for_an_index(case.trial, result)
             fake = fake_error(case.trial, mode)
             fake = None if isinstance(fake, NotExercised) else fake
@@ -78,9 +78,9 @@ def probe(cases: Iterable[Case], *, at_most: int | None = None, seconds: float |
             if fake is not None:
                 probed.refused_by_fake[len(probed.accepted)] = fake
             probed.accepted.append(case)
-        now = time.perf_counter()
+        now = processor_time()
         after_first = now if len(probed.accepted) + len(probed.rejected) == 1 else after_first
-        probed.seconds = now - start
+        probed.seconds = time.perf_counter() - start
         is_enough = at_most is not None and len(probed.accepted) >= at_most
         probed.is_late = seconds is not None and now - after_first > seconds
         if is_enough or probed.is_late:
@@ -126,12 +126,12 @@ def shrink(case: Case, fails: Callable[[Trial], bool], budget: float = 0.5, vari
     """
     if case.kind == "padding":  # in a smaller tensor -1 may be another index
         return case
-    end, variation = time.perf_counter() + budget, variation or Variation()
+    end, variation = processor_time() + budget, variation or Variation()
     trial, is_smaller = case.trial, True
     while is_smaller:
         is_smaller = False
         for simpler in _simpler(Parts(trial, variation)):
-            if time.perf_counter() > end:
+            if processor_time() > end:
                 break
             if variation.holds(simpler) and fails(simpler):
                 trial, is_smaller = simpler, True
