@@ -134,6 +134,8 @@ class CheckItem(OpItem):
         checks = self.parent.checks_of(self.op, self.number)
         with quiet():
             report = checks.report(self.check)
+        if not report.complete:
+            self.state.found.incomplete.add(f"{self.name}: {report._shortfall()}")
         if not report.failures:
             if self.check != INPUTS and not report.count("passed"):
                 reasons = dict.fromkeys(result.reason for result in report.results if result.reason)

@@ -49,6 +49,8 @@ class Found:
     rows: collections.defaultdict[str, Row] = field(default_factory=lambda: collections.defaultdict(Row))
     left_out: collections.Counter[str] = field(default_factory=collections.Counter)
     seconds: float = 0.0
+    #: Checks that were too slow for all that the effort tries.
+    incomplete: set[str] = field(default_factory=set)
     #: What makes the run fail although no test did.
     faults: list[str] = field(default_factory=list)
 
@@ -65,6 +67,7 @@ class Found:
             row.failed += theirs.failed
         self.left_out.update(other.left_out)
         self.seconds += other.seconds
+        self.incomplete |= other.incomplete
         self.faults += [fault for fault in other.faults if fault not in self.faults]
 
 
@@ -144,6 +147,7 @@ class Session:
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         lines = [*self._lines_of_mode()] if self.mode is not None else []
+        lines += sorted(self.found.incomplete)
         lines += self.found.faults
         if self.found.faults:
             lines.append(f"so the run fails; see {self._shown(self.expected.path)}, which --customops-update writes")

@@ -199,7 +199,8 @@ class Reference:
             return tuple([x for x in leaves if isinstance(x, Tensor)])
 
         results = _torch.autograd.vmap_anew(function, tuple(in_dims), info.randomness, operands)
-        found = iter([x.clone() if 0 in x.stride() else x for x in results])  # what was not batched was expanded
+        expanded = [x.layout is torch.strided and 0 in x.stride() for x in results]  # what was not batched
+        found = iter([x.clone() if each else x for x, each in zip(results, expanded, strict=True)])
         leaves, spec = structure
         values = _torch.tensors.tree_unflatten([next(found) if x is _TENSOR else x for x in leaves], spec)
         values = _own(values, operands, others)
