@@ -178,4 +178,4 @@ def test_a_sample_that_the_op_refuses_is_a_fault_once(project: Project) -> None:
 def test_what_was_left_out_of_a_slow_op_is_said(project: Project) -> None:
     project.write("conftest.py", "from customops.checking import _check\n_check._SLOW['normal'] = -1.0\n")
     said = project.run("--customops", f"{project.ops}.py", "--customops-ops", "*::double", *FEW, status=0)
-    assert "NS::double[sample1-inputs]: incomplete: inputs left out (-1 s)".replace("NS", project.ns) in said
+    assert "NS::double[sample1-inputs]: incomplete: inputs left out (-1 s)" in said
