@@ -34,6 +34,7 @@ from customops._op.op import CustomOpDef
 from customops._op.registry import ImplConflict, default
 from customops._rules.fake import like as like
 from customops._rules.reference import ReferenceOptions
+from customops._rules.shapes import DTypes
 from customops._schema.model import Names
 from customops._schema.tags import Tags
 from customops.errors import RegistrationError, entry
@@ -148,6 +149,22 @@ def register_autograd_from(op: Op, fn: F, /, *, lib: Lib = None, **options: Unpa
 def register_reference(op: Op, fn: Fn | None = None, /, *, lib: Lib = None, **options: Unpack[ReferenceOptions]) -> Any:
     """Register the plain function that any op computes, as `CustomOpDef.register_reference` does."""
     return adopt(op).register_reference(fn, lib=lib, **options)
+
+
+@entry
+def register_shapes(
+    op: Op,
+    line: str | Fn,
+    /,
+    *,
+    parallel: str = "",
+    reduces: str = "",
+    flops: str | None = None,
+    dtype: DTypes | None = None,
+    lib: Lib = None,
+) -> None:
+    """Register the shapes of the tensors of any op, as `CustomOpDef.register_shapes` does."""
+    adopt(op).register_shapes(line, parallel=parallel, reduces=reduces, flops=flops, dtype=dtype, lib=lib)
 
 
 @entry

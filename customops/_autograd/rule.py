@@ -146,7 +146,7 @@ class AutogradRule(Rule[str, Formula]):
         made: list[Registration] = []
         pairs: list[tuple[Literal["jvp", "backward"], Fn]] = [("jvp", formula.jvp), ("backward", formula.backward)]
         try:
-            for kind, fn in pairs[self.operator.schema.is_view :]:  # a view has no jvp
+            for kind, fn in pairs[is_derived and self.operator.schema.is_view :]:  # a view has no jvp
                 setup = formula.setup_context
                 made.append(self.register(fn, setup, given, kind, is_ours=True, is_derived=is_derived))
         except BaseException:

@@ -16,6 +16,7 @@ from customops._rules.cost import FlopsRule
 from customops._rules.functionalization import EffectRule, TorchDispatchRule
 from customops._rules.kernel import RawRule
 from customops._rules.out import Allocates, Copies, is_stub
+from customops._rules.shapes import Shapes
 from customops._rules.vmap import _Strategy
 from customops._torch.schema import Tag
 from customops.errors import location_of, name_of
@@ -34,7 +35,7 @@ class Rule:
 
     Attributes:
         kind: "kernel", "out", "fake", "backward", "jvp", "vmap", "autocast", "torch_dispatch", "decomposition",
-            "lowering", "replacement", "impl", "effect", "samples", "sharding", "reference", "flops".
+            "lowering", "replacement", "impl", "effect", "samples", "sharding", "reference", "shapes", "flops".
         target: what it applies to: a device type, a class, a compiler or a dispatch key; "" if to everything.
         name: the name of the function, or the value.
         where: ``file:line`` of the function; "" if unknown.
@@ -104,18 +105,25 @@ def of_function(kind: str, fn: Fn, registered: str, *, target: str = "", origin:
     return Rule(kind, target, name_of(fn), "" if where == "<built-in>" else where, registered, origin)
 
 
-def _derived(kind: str, target: str = "", how: str = "") -> Rule:
-    """The line for what follows from the reference."""
-    return Rule(kind, target, "by the reference", origin="derived", note=how)
+def _derived(kind: str, target: str = "", how: str = "", fn: Any = None) -> Rule:
+    """The line for what follows from the reference, or from the line of shapes."""
+    source = "shapes" if isinstance(getattr(fn, "__self__", None), Shapes) else "reference"
+    return Rule(kind, target, f"by the {source}", origin="derived", note=how)
 
 
 def _reference(op: Any) -> Iterator[Rule]:
     rules = op._rules
     if rules.reference is not None:
         yield of_function("reference", rules.reference.plain, rules.references.source(None))
+    if rules.shapes is not None:
+        said, source = rules.shapes.said, rules.lines.source(None)
+        is_line = isinstance(said, str)
+        yield Rule("shapes", name=said, registered=source) if is_line else of_function("shapes", said, source)
     flops = rules._others.get(FlopsRule)
     if flops is not None and flops.values:
         yield of_function("flops", flops.values[None], flops.source(None))
+    elif rules.shapes is not None and rules.shapes.flops_formula is not None:
+        yield Rule("flops", name=rules.shapes.flops_formula, origin="derived")
     elif rules.reference is not None:
         yield _derived("flops")
 
@@ -157,7 +165,7 @@ def _fake(op: Any) -> Iterator[Rule]:
     rule, qualname = op._rules.fake, op._qualname
     registered = rule.values.get(None)
     if rule.is_derived(None):
-        yield _derived("fake")
+        yield _derived("fake", fn=registered)
     elif registered is not None:
         yield of_function("fake", registered, rule.source(None))
     elif rule.fn is not None:
@@ -222,8 +230,9 @@ def autograd_of_others(operator: Any) -> str | None:
 def _vmap(op: Any) -> Iterator[Rule]:
     rule = op._rules.vmap
     fn = rule.registered
-    if rule.is_derived(None) and isinstance(fn, _Strategy):
-        yield _derived("vmap", how="" if fn.reference is not None else fn.name)
+    if rule.is_derived(None):
+        is_called = isinstance(fn, _Strategy) and fn.reference is None
+        yield _derived("vmap", how=fn.name if isinstance(fn, _Strategy) and is_called else "", fn=fn)
     elif isinstance(fn, _Strategy):
         yield Rule("vmap", name=fn.name, registered=rule.source(None))
     elif fn is not None:

@@ -58,6 +58,7 @@ class OpOptions:
     kernel_calls_torch: bool = True
     computed_args: ComputedArgs = None
     reference: Callable[..., Any] | bool | None = None
+    shapes: str | Callable[..., str] | bool | None = None
     when: When = True
     differentiable: bool | Sequence[bool] = True
     nondiff_args: Names = ()
@@ -111,6 +112,7 @@ class _Options(TypedDict, total=False):
     traceable: bool
     kernel_calls_torch: bool
     reference: Callable[..., Any] | bool | None
+    shapes: str | Callable[..., str] | bool | None
     when: When
     differentiable: bool | Sequence[bool]
     nondiff_args: Names

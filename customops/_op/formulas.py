@@ -34,6 +34,7 @@ from customops._op.callback_types import (
 from customops._rules import Rules
 from customops._rules.cost import Cost, bytes_of
 from customops._rules.reference import ReferenceOptions
+from customops._rules.shapes import DTypes, Shapes
 from customops._schema.model import Names
 from customops.errors import RegistrationError, did_you_mean, entries
 
@@ -278,6 +279,45 @@ class RegisterFormulas(HasSignature[P, R]):
         found = self._rules.reference
         return None if found is None else found.plain
 
+    def register_shapes(
+        self,
+        line: str | Fn,
+        /,
+        *,
+        parallel: str = "",
+        reduces: str = "",
+        flops: str | None = None,
+        dtype: DTypes | None = None,
+        lib: Lib = None,
+    ) -> None:
+        """Register what the shapes of the tensors are, and what follows from it.
+
+        Calls are validated: an error names the dimension and the tensors that disagree. These follow: the fake impl,
+        whose results are contiguous; the vmap rule, if all results begin with ``*name`` or ``...``; the sharding of
+        DTensors along `parallel` and `reduces`.
+
+        Args:
+            line: as ``"*batch n k, k m -> *batch n m"``: an entry for each tensor argument and each returned tensor.
+                A dimension is a name, a number, ``_`` (any), or an expression of names and integer arguments with
+                ``+ - * //``; ``?k`` is a size of a result that depends on data. ``*batch`` or ``...`` is any number of
+                dimensions. The entry of a list is for each of its tensors; ``*n`` in it is a size that they need not
+                share, and in a result the sum of these. Or a function of the op's arguments that returns a line.
+            parallel: the dimensions along which the op computes independently, as ``"*batch n m"``.
+            reduces: the dimensions over which it sums, as ``"k"``.
+            flops: the number of floating-point operations of a call, as ``"2*batch*n*k*m"``.
+            dtype: the dtype of the results, or the name of a tensor that has it; a tuple for several. None: that
+                of the first tensor.
+            lib: the registration ends when this library is destroyed.
+
+        Raises:
+            DefinitionError: the line does not fit the schema, or leaves the size of a result open.
+
+        Example:
+            >>> matmul.register_shapes("*batch n k, k m -> *batch n m", flops="2*batch*n*k*m")
+        """
+        shapes = Shapes(line, self._definition, parallel, reduces, flops, dtype)
+        self._register(lib, self._rules.register_shapes, shapes)
+
     def register_flops(self, fn: Fn | None = None, /, *, lib: Lib = None) -> Any:
         """Register the number of floating-point operations of a call.
 
@@ -320,4 +360,5 @@ class RegisterFormulas(HasSignature[P, R]):
             written = {argument.name for argument in self._definition.schema.mutated}
             kwargs = {name: value for name, value in kwargs.items() if name not in written}
             return self._functional._flops(args, kwargs)  # type: ignore[no-any-return]
-        return self._rules.flops.count(self._rules.reference, *completer(self._definition.schema)(args, kwargs))
+        given = completer(self._definition.schema)(args, kwargs)
+        return self._rules.flops.count(self._rules.reference, self._rules.shapes, *given)

@@ -349,7 +349,7 @@ class CustomOpDef(Described[P], Register[P, R]):
                     kernel.current_kernel.unchecked = True
                     if kernel.current_kernel.direct is not None:
                         generate_again(kernel.current_kernel.direct, when=options.check)
-            self._rules.autograd._changed()
+            self._rules.check_changed()
             self.look_for_observers()
         self._choose_call()
         if before.direct_in_graphs != options.direct_in_graphs:

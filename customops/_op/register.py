@@ -67,6 +67,7 @@ REGISTRATIONS: dict[str, Registering] = {
     "register_autograd_from": Registering(0),
     "register_reference": Registering(0),
     "register_flops": Registering(0),
+    "register_shapes": Registering(None),
     "register_autocast": Registering(None),
     "register_vmap": Registering(0),
     "register_torch_dispatch": Registering(1),

@@ -44,6 +44,7 @@ from customops._op.op import (
     place,
     replaced,
 )
+from customops._schema.infer import line_of_hints
 from customops._schema.model import Names, Schema
 from customops._schema.parse import check_nameless, parse
 from customops._schema.tags import Tags, normalize_tags
@@ -177,6 +178,8 @@ class Registry(Ops, _describe.Listed):
                 by name. Compilers trace these functions.
             reference: a plain PyTorch function that computes what the op does, from which the fake impl, gradients and
                 more follow: see `register_reference`. True: the op's function is one.
+            shapes: the shapes of the tensors, as ``"n k, k m -> n m"``, from which validation, the fake impl and more
+                follow: see `register_shapes`. True: the hints say them, as ``Annotated[Tensor, "n k"]``.
             when: a bool, or a function that returns one. If False, no op is defined, and calls run the function.
             differentiable: False for an op whose results never require grad, or a flag for each return.
             nondiff_args: names of tensors that get no gradient, even if they require grad.
@@ -251,12 +254,15 @@ class Registry(Ops, _describe.Listed):
                 else:
                     fix = 'on_conflict="replace", "reuse" or "skip", or another name'
                     raise conflict(qualname, "on_conflict='error'", fix, where(fn))
-            if given.reference is not None:
-                try:
+            try:
+                if given.shapes is not None:
+                    said = line_of_hints(fn, qualname) if given.shapes is True else given.shapes
+                    op.register_shapes(cast(Any, said))
+                if given.reference is not None:
                     op.register_reference(cast(Fn, fn if given.reference is True else given.reference))
-                except BaseException:
-                    end(op, old)
-                    raise
+            except BaseException:
+                end(op, old)
+                raise
             if given.lib is not None:
                 Registration(functools.partial(end, op)).end_with(given.lib)
         return op

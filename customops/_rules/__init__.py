@@ -20,6 +20,7 @@ from customops._rules.functionalization import EffectRule, TorchDispatchRule
 from customops._rules.kernel import KernelRule, RawRule
 from customops._rules.out import OutRule
 from customops._rules.reference import Reference, ReferenceOptions, ReferenceRule
+from customops._rules.shapes import Shapes, ShapesRule
 from customops._rules.vmap import BY_REFERENCE, VmapRule
 from customops._schema.model import names_in
 from customops._torch.schema import Tag
@@ -61,6 +62,7 @@ class Rules:
     out = _OnFirstUse(OutRule)
     flops = _OnFirstUse(FlopsRule)
     references = _OnFirstUse(ReferenceRule)
+    lines = _OnFirstUse(ShapesRule)
 
     def __init__(self, fake: FakeRule | None = None, autograd: AutogradRule | None = None) -> None:
         self.kernel = KernelRule()
@@ -84,6 +86,22 @@ class Rules:
     def reference(self) -> Reference | None:
         """The plain function of the op, if it has one."""
         return self.references.values.get(None) if ReferenceRule in self._others else None
+
+    @property
+    def shapes(self) -> Shapes | None:
+        """The line of the op, if it has one."""
+        return self.lines.values.get(None) if ShapesRule in self._others else None
+
+    def register_shapes(self, shapes: Shapes) -> Registration:
+        """Register a line, and what follows from it."""
+        self.lines.line_changed = lambda: self.kernel.validate(self.shapes)
+        made = [self.lines.set(None, shapes)]
+        theirs = {} if self.operator.has_own_rules else _torch.dispatcher.registered_at(self.operator.qualname)
+        if not (self.fake.trivial() or "Meta" in theirs or self.operator.spec.traceable):
+            made.append(self.fake.set(None, shapes.fake, is_derived=True))
+        if shapes.is_batched and "FuncTorchBatched" not in theirs:
+            made.append(self.vmap.set(None, shapes.vmap, is_derived=True))
+        return RegistrationGroup(made)
 
     def register_reference(self, fn: Fn, options: ReferenceOptions) -> Registration:
         """Register the plain function, and what follows from it; if one fails, nothing."""
@@ -154,6 +172,11 @@ class Rules:
         if operator.has_own_rules:
             functionalization.bind(operator, self.kernel.default)
         compilers.bind_direct_calls(operator)
+
+    def check_changed(self) -> None:
+        """The op is called with another `check`."""
+        self.autograd._changed()
+        self.kernel._changed()
 
     def traced(self) -> tuple[Any, ...]:
         """What compilers trace through, or decide by. Kernels they call, but those at keys above the devices."""

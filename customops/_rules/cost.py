@@ -15,6 +15,7 @@ from customops._dispatch.registrations import Registration, Undo, nothing
 from customops._dispatch.results import given
 from customops._dispatch.rule import Rule
 from customops._rules.reference import Reference
+from customops._rules.shapes import Shapes
 from customops._torch.tensors import tensors_in
 from customops.errors import KernelError, brief, where
 
@@ -49,9 +50,13 @@ class FlopsRule(Rule[None, Fn]):
     def _changed(self) -> None:
         """Compiled code does not depend on it."""
 
-    def count(self, reference: Reference | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
+    def count(
+        self, reference: Reference | None, shapes: Shapes | None, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> int | None:
         """The operations of a call; None if nothing tells, which is said once."""
         op, formula = self.operator.qualname, self.values.get(None)
+        if formula is None and shapes is not None and shapes.flops_formula is not None:
+            formula = shapes.flops
         if formula is not None:
             found = formula(*args, **kwargs)
             if not isinstance(found, (int, torch.SymInt)) or found < 0:

@@ -25,6 +25,7 @@ from customops._dispatch.results import given
 from customops._dispatch.rule import Rule
 from customops._rules.out import Expected, asked
 from customops._rules.reference import Reference
+from customops._rules.shapes import Shapes
 from customops._torch.library import OpOverload
 from customops._torch.tensors import tensors_in
 from customops.errors import KernelError, RegistrationError, UnsupportedError, user_stacklevel, where
@@ -53,6 +54,12 @@ class KernelRule(Rule[str | None, Fn]):
     default: Fn | None = None
     #: Device types and flags, of the contexts of `enabled` that are open now: the newest one counts.
     switches: tuple[tuple[str, bool], ...] = ()
+    #: The line by which calls are validated, and the kernels behind that.
+    _shapes: Shapes | None = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._validated: dict[Fn, Fn] = {}
 
     @property
     def kernels(self) -> dict[str | None, Fn]:
@@ -125,7 +132,20 @@ class KernelRule(Rule[str | None, Fn]):
     def _disabled(self, device_type: str | None) -> bool:
         return next((not enabled for device, enabled in reversed(self.switches) if device == device_type), False)
 
+    def validate(self, shapes: Shapes | None) -> None:
+        """From now on, call kernels if the tensors fit a line."""
+        self._shapes, self._validated = shapes, {}
+        self._changed()
+
     def _active(self, device_type: str | None) -> Fn:
+        fn = self._registered(device_type)
+        if self._shapes is None or self.operator.options.check == "never":
+            return fn
+        if fn not in self._validated:
+            self._validated[fn] = self._shapes.validated(fn)
+        return self._validated[fn]
+
+    def _registered(self, device_type: str | None) -> Fn:
         if not (self.switches and self._disabled(device_type)):
             return self.values[device_type]
         op = self.operator.qualname

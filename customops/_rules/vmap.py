@@ -48,8 +48,8 @@ class VmapRule(Rule[None, Fn]):
     without_rule: Fn | None = None
 
     @cached_property
-    def operands(self) -> _Operands:
-        return _Operands(self.operator.schema)
+    def operands(self) -> Operands:
+        return Operands(self.operator.schema)
 
     def derive(self, strategy: str, reference: Reference) -> Registration:
         """Follow from the reference: `strategy` says how."""
@@ -192,7 +192,7 @@ def _vmap_mode(rule: VmapRule, vmap: Fn, is_random: bool) -> Fn:
     return _torch.dynamo.outside_dynamo(vmap_mode)
 
 
-class _Operands:
+class Operands:
     """What may be batched: the positional arguments, then the tensors that are keyword-only."""
 
     def __init__(self, schema: Schema) -> None:
@@ -254,7 +254,7 @@ class _Strategy:
             )
         self.name, self.operator = name, operator
         self.reference = reference if name == BY_REFERENCE else None
-        self.operands = _Operands(operator.schema)
+        self.operands = Operands(operator.schema)
         self.is_random = torch.Tag.nondeterministic_seeded in operator.tags
         returns_written = Tag.inplace in operator.tags or Tag.out in operator.tags
         mutated = [i for i, argument in enumerate(operator.schema.operands) if argument.is_mutated]

@@ -91,6 +91,8 @@ def strip(hint: Any) -> tuple[Any, tuple[Any, ...]]:
             hint = hint.__value__
         elif hasattr(hint, "__supertype__"):
             hint = hint.__supertype__
+        elif isinstance(hint, type) and hasattr(hint, "dim_str") and hasattr(hint, "array_type"):  # of jaxtyping
+            hint, metadata = hint.array_type, (hint.dim_str, *metadata)
         elif isinstance(hint, TypeVar) and (hint.__bound__ or hint.__constraints__):
             hint = hint.__bound__ or union_of(hint.__constraints__)
         else:

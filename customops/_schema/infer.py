@@ -18,7 +18,7 @@ import typing_extensions
 
 from customops import _torch
 from customops._schema.advice import lowered, misfit, plain_fix
-from customops._schema.annotations import annotated, show, union_members, with_items
+from customops._schema.annotations import annotated, show, strip, union_members, with_items
 from customops._schema.hints import HintReader
 from customops._schema.model import REQUIRED, Alias, Argument, Return, Schema
 from customops._schema.structure import BY_KEYWORD, Group, Leaf, Node, Parameter, Signature, TupleForm, Values
@@ -174,6 +174,32 @@ def read(
     if is_plain and all([parameter.is_plain for parameter in parameters]):
         return Inferred(schema, tags, None)
     return Inferred(schema, tags, Signature(tuple(parameters), result, returns_plainly=is_plain))
+
+
+def line_of_hints(fn: Callable[..., Any], op: str) -> str:
+    """The line of shapes that hints say: ``Annotated[Tensor, "n k"]``, or those of jaxtyping.
+
+    Raises:
+        SchemaError: they say nothing of a result.
+    """
+    reader = _Reader(fn, op, ())
+
+    def entry(hint: Any) -> str | None:
+        """What is said of a tensor, or of those of a list; "" if nothing is, None for what holds no tensors."""
+        bare, metadata = strip(hint)
+        said = next((each for each in metadata if isinstance(each, str)), None)
+        inner = [found for found in map(entry, typing.get_args(bare)) if found is not None]
+        return said or (inner[0] if inner else "" if bare is torch.Tensor else None)
+
+    found = [entry(reader.resolve(each.annotation)) for each in reader.signature.parameters.values()]
+    result = reader.resolve(reader.signature.return_annotation)
+    several = typing.get_origin(strip(result)[0]) is tuple
+    returned = [entry(each) for each in (typing.get_args(strip(result)[0]) if several else (result,))]
+    if "" in returned:
+        fix = 'Annotated[Tensor, "n k"], or shapes="n k -> n k"'
+        reader.fail("shapes=True: the hints say nothing of the shape of a result", fix=fix)
+    inputs = [text or f"*_{i}" for i, text in enumerate(found) if text is not None]  # of any shape, if nothing is said
+    return f"{', '.join(inputs)} -> {', '.join(text for text in returned if text is not None)}"
 
 
 class _Reader:

@@ -67,6 +67,18 @@ def call_on_fakes(op: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
         return op(*args, **kwargs)
 
 
+def sizes_differ(size: Any, other: Any) -> bool:
+    """Do two sizes differ? Symbols that may differ, or may not, are taken to be equal from then on."""
+    if type(size) is int and type(other) is int:
+        return size != other
+    known = [each.node.has_hint() if isinstance(each, torch.SymInt) else True for each in (size, other)]
+    hints = [each.node.hint if isinstance(each, torch.SymInt) else each for each in (size, other)] if all(known) else []
+    if hints and hints[0] != hints[1]:
+        return True
+    torch._check(size == other)
+    return False
+
+
 @contextlib.contextmanager
 def stand_ins(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
     """The arguments of a call with new fakes in the place of tensors; a symbolic size is that of an example.

@@ -25,6 +25,7 @@ from customops.checks import (
     precision,
     schema,
     second_order,
+    shapes,
     state,
     threads,
     unchecked,
@@ -204,6 +205,9 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
             "float64 results, whether they are computed in float32",
             effort="thorough",
             after=(*_CALL, "test_precision"),
+        ),
+        "test_shapes": Check(
+            shapes.check, "results, and those of parts of the inputs, against the line of shapes", after=_CALL
         ),
         "test_permutations": Check(
             permutations.check,

@@ -41,6 +41,7 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "register_autograd_from": (lambda x: x * 2,),
     "register_reference": (lambda x: x * 2,),
     "register_flops": (lambda x: x.numel(),),
+    "register_shapes": ("*n -> *n",),
     "register_autocast": ("cpu", torch.bfloat16),
     "register_vmap": ("sequential",),
     "register_torch_dispatch": (torch.utils._python_dispatch.TorchDispatchMode, lambda mode, func, types, args, kw: 0),
