@@ -151,7 +151,7 @@ SERVED_LIST = Kernel(served_list, "(Tensor[] xs, Tensor y) -> Tensor[]", check="
 LIBRARIES: list[Library] = []
 
 
-def define_ours(name: str, kernel: Kernel, bypass: bool = False, **more: bool) -> Fn:
+def define_ours(name: str, kernel: Kernel, bypass: bool = False, **more: Any) -> Fn:
     name = f"{NAMESPACES[OURS]}{'_bypass' * bypass}::{name}"
     options: dict[str, Any] = {"tags": kernel.tags, "check": kernel.check, "bypass": bypass, **more}
     return customops.custom_op(name, kernel.fn, mutates_args=kernel.mutates, **options)
@@ -182,7 +182,7 @@ def packets(name: str) -> dict[str, Fn]:
     return {contender: getattr(getattr(torch.ops, namespace), name) for contender, namespace in NAMESPACES.items()}
 
 
-def with_library(kernel: Kernel, bypass: bool, **options: bool) -> dict[str, Fn]:
+def with_library(kernel: Kernel, bypass: bool, **options: Any) -> dict[str, Fn]:
     """Ours, and a bare op."""
     name = f"{kernel.fn.__name__}_{next(NAMES)}"
     return {OURS: define_ours(name, kernel, bypass, **options), "Library": define_library(name, kernel)}
@@ -340,6 +340,15 @@ def serving() -> list[Case]:
     ]
 
 
+def validating() -> list[Case]:
+    """Calls whose shapes are compared with a line: to be compared with the row ``no_grad``."""
+    lines = {"shapes": "n, n ->", "shapes, any batch": "*batch n, *batch n ->"}
+    return [
+        Case(f"no_grad, {name}", "f(x, y)", with_library(SERVED, False, shapes=line), context=torch.no_grad)
+        for name, line in lines.items()
+    ]
+
+
 def bypassing() -> list[Case]:
     """Other kinds of arguments and results."""
     forms = {
@@ -385,6 +394,7 @@ def cases() -> list[Case]:
         Case("defining an op", "f(next(names), kernel)", DEFINE, calls=1, then="(x, y, 2.0)"),
         Case("defining and calling", "f(next(names), kernel)(x, y, 2.0)", DEFINE, calls=1),
         *serving(),
+        *validating(),
         *bypassing(),
         *eagerly(),
         *(Case(name, "f(x, y)", rivals, context=torch.no_grad) for name, rivals in migrated()),
