@@ -15,6 +15,7 @@ from customops._rules.compilers import DecompositionRule, InductorLoweringRule, 
 from customops._rules.functionalization import EffectRule, TorchDispatchRule
 from customops._rules.kernel import RawRule
 from customops._rules.out import Allocates, Copies, is_stub
+from customops._rules.sharding import ShardingRule
 from customops._rules.vmap import _Strategy
 from customops._torch.schema import Tag
 from customops.errors import location_of, name_of
@@ -236,7 +237,11 @@ def _special(op: Any) -> Iterator[Rule]:
     if (effects := rules.get(EffectRule)) is not None:
         for effect in effects.values.values():
             yield Rule("effect", name=str(effect).rpartition(".")[2], registered=effects.source(None))
-    sharding = _torch.dispatcher.sharding_of(op._opoverload)
+    if (shardings := rules.get(ShardingRule)) is not None:
+        for rule in shardings.values.values():
+            origin: Origin = "derived" if shardings.is_derived(None) else "registered"
+            yield of_function("sharding", rule.fn, shardings.source(None), target="DTensor", origin=origin)
+    sharding = _torch.distributed.sharding_of(op._opoverload)
     if sharding is not None:  # that of DTensor, which most programs do not use
         yield of_function("sharding", sharding, "", target="DTensor", origin="others")
     if op._samples is None:

@@ -14,6 +14,7 @@ from customops._rules.fake import FakeRule
 from customops._rules.functionalization import EffectRule, TorchDispatchRule
 from customops._rules.kernel import KernelRule, RawRule
 from customops._rules.out import OutRule
+from customops._rules.sharding import ShardingRule
 from customops._rules.vmap import VmapRule
 
 R = TypeVar("R")
@@ -22,7 +23,7 @@ R = TypeVar("R")
 _FOR_COMPILERS = (DecompositionRule, InductorLoweringRule, ReplacementRule)
 
 #: The rules that are made on first use and that compilers see: all of them but `out`.
-_TRACED = (RawRule, AutocastRule, EffectRule, TorchDispatchRule, *_FOR_COMPILERS)
+_TRACED = (RawRule, AutocastRule, EffectRule, TorchDispatchRule, ShardingRule, *_FOR_COMPILERS)
 
 
 class _OnFirstUse(Generic[R]):
@@ -50,6 +51,7 @@ class Rules:
     decomposition = _OnFirstUse(DecompositionRule)
     inductor_lowering = _OnFirstUse(InductorLoweringRule)
     replacement = _OnFirstUse(ReplacementRule)
+    sharding = _OnFirstUse(ShardingRule)
     out = _OnFirstUse(OutRule)
 
     def __init__(self, fake: FakeRule | None = None, autograd: AutogradRule | None = None) -> None:
