@@ -56,7 +56,8 @@ class ShardedCall:
         given = dict(zip((argument.name for argument in schema.positional), args, strict=False)) | kwargs
         found = filter(_torch.distributed.is_dtensor, _torch.tensors.tree_leaves(given))
         self.mesh = next(_torch.distributed.spec_of(each).mesh for each in found)
-        #: For each tensor: its spec, the argument that it is or is part of, and what to call it.
+        #: For each tensor: it, its spec, the argument that it is or is part of, and what to call it.
+        self.given: list[Tensor] = []
         self.specs: list[Any] = []
         self.arguments: list[Any] = []
         self.names: list[str] = []
@@ -96,6 +97,7 @@ class ShardedCall:
                 got=str(spec.mesh),
                 fix="distribute all tensors over one mesh",
             )
+        self.given.append(value)
         self.specs.append(spec)
         self.arguments.append(argument)
         self.names.append(name)

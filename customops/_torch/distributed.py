@@ -8,6 +8,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import importlib.util
+import itertools
+import logging
+import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -28,7 +32,7 @@ Handler = Callable[[OpOverload, tuple[Any, ...], dict[str, Any]], Any]
 #: The handlers of ops, entered into DTensor's table when that is loaded.
 _handlers: dict[OpOverload, Handler] = {}
 #: ``explain(name of the op)``: the error for an op without a rule, or None for an op of others.
-explain: Callable[[str], Exception | None] = lambda qualname: None
+explain: Callable[[str], Exception | None]
 
 
 #: Without: ops have no sharding rules
@@ -102,7 +106,7 @@ def _explaining(propagate: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return propagate(self, op_call, *args, **kwargs)
         except NotImplementedError as error:
-            better = explain(op_call.name()) if not isinstance(error, CustomOpsError) else None
+            better = explain(op_call.name()) if not isinstance(error, CustomOpsError) else None  # noqa: F821
             if better is None:
                 raise
         raise better
@@ -225,9 +229,7 @@ _FIRST = 1_000_000
 @functools.cache
 def simulated_mesh(device_type: str, shape: tuple[int, ...], rank: int) -> Any:
     """A mesh without processes, seen from the process at `rank`; no other mesh is equal to it."""
-    size = 1
-    for each in shape:
-        size *= each
+    size = math.prod(shape)
     first = _FIRST * (rank + 1)
     ranks, names = torch.arange(first, first + size).view(shape), tuple(f"customops_{i}" for i in range(len(shape)))
     module = importlib.import_module("torch.distributed.device_mesh")
@@ -239,3 +241,48 @@ def simulating() -> Iterator[None]:
     """Run as if no mode was active and no compiler traced, without gradients."""
     with _one_rank(), torch.utils._python_dispatch._disable_current_modes(), torch.no_grad():
         yield
+
+
+#: Without: opcheck does not check gradients of DTensors
+_meshes = itertools.count()
+
+
+def ranks_can_be_simulated() -> bool:
+    """Can a default process group be made here, and its ranks run in this process?"""
+    is_free = torch.distributed.is_available() and not torch.distributed.is_initialized()
+    return is_free and importlib.util.find_spec("torch.distributed._local_tensor") is not None
+
+
+@contextlib.contextmanager
+def simulated_ranks(device_type: str, shape: tuple[int, ...]) -> Iterator[Any]:
+    """A mesh whose processes are all here: what is done with DTensors of `rank_tensor` is done for each of them."""
+    local: Any = importlib.import_module("torch.distributed._local_tensor")
+    fake: Any = importlib.import_module("torch.testing._internal.distributed.fake_pg")
+    names, size = tuple(f"customops_{next(_meshes)}" for _ in shape), math.prod(shape)
+    log = logging.getLogger("torch.distributed.tensor._redistribute")
+    log.disabled, before = True, log.disabled  # it advises on what a check does
+    torch.distributed.init_process_group("fake", store=fake.FakeStore(), rank=0, world_size=size)
+    try:
+        with local.LocalTensorMode(size):
+            yield torch.distributed.device_mesh.init_device_mesh(device_type, shape, mesh_dim_names=names)
+    finally:
+        torch.distributed.destroy_process_group()
+        log.disabled = before
+
+
+def rank_tensor(parts: Sequence[torch.Tensor]) -> Any:
+    """One tensor that each simulated rank has another part of."""
+    local: Any = importlib.import_module("torch.distributed._local_tensor")
+    return local.LocalTensor(dict(enumerate(parts)))
+
+
+def full(tensor: Any) -> Any:
+    """The whole tensor in each process."""
+    return tensor.full_tensor() if is_dtensor(tensor) else tensor
+
+
+def whole_of(tensor: Any) -> torch.Tensor:
+    """What a DTensor of simulated ranks is of; raises where ranks have different values of it."""
+    value = full(tensor)
+    whole: torch.Tensor = value.reconcile() if hasattr(value, "reconcile") else value
+    return whole
