@@ -121,9 +121,9 @@ class DerivedRule:
         return found
 
     def _seen_from(self, rank: int, inputs: _Inputs, placements: Placements, shape: tuple[int, ...]) -> list[Any]:
-        mesh = _torch.distributed.simulated_mesh(inputs.device, shape, rank)
         shapes = _local_shapes(inputs.shapes, placements, shape, rank)
         with _torch.distributed.simulating():
+            mesh = _torch.distributed.simulated_mesh(inputs.device, shape, rank)
             parts = inputs.tensors(shapes)
             expected = _Calls(parts)
             results = self._run(expected, inputs, parts)

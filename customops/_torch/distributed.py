@@ -168,6 +168,15 @@ def replicates_implicitly() -> bool:
     return bool(_dispatcher()._allow_implicit_replication)
 
 
+def with_plain_tensors(tensors: Sequence[torch.Tensor]) -> contextlib.AbstractContextManager[Any]:
+    """Among DTensors, take tensors that a function makes of nothing for replicated ones."""
+    if not is_loaded() or not any(map(is_dtensor, tensors)):
+        return contextlib.nullcontext()
+    experimental: Any = importlib.import_module("torch.distributed.tensor.experimental")
+    context: contextlib.AbstractContextManager[Any] = experimental.implicit_replication()
+    return context
+
+
 def takes_part(mesh: Any) -> bool:
     """Is this process one of the mesh?"""
     return bool(mesh._is_current_rank_part_of_mesh())
