@@ -153,7 +153,7 @@ def train(model: Any, data: Tensor, group: Any = None) -> list[float]:
 
 
 def compare(way: str, backend: str | None = None) -> list[float]:
-    """Train with ``way``: "tensor", "fsdp" or "both"; the losses are those of one process. `backend` compiles the blocks."""
+    """Train by "tensor", "fsdp" or "both", with the losses of one process, which it returns; `backend` compiles."""
     torch.manual_seed(0)
     plain = nn.Sequential(Block(), Block())
     model, data = copy.deepcopy(plain), torch.randn(4, 8, 8)

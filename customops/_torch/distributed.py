@@ -26,6 +26,7 @@ _C: Any = torch._C
 
 __tracebackhide__ = True  # pytest leaves the frames out
 
+#: Without: ops have no sharding rules
 #: ``handler(overload, args, kwargs)`` is called, in the place of DTensor's own code, for calls with a DTensor.
 Handler = Callable[[OpOverload, tuple[Any, ...], dict[str, Any]], Any]
 
@@ -35,7 +36,6 @@ _handlers: dict[OpOverload, Handler] = {}
 explain: Callable[[str], Exception | None]
 
 
-#: Without: ops have no sharding rules
 def is_loaded() -> bool:
     return "torch.distributed.tensor" in sys.modules
 

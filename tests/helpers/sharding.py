@@ -368,29 +368,18 @@ def writes() -> None:
 
 @section(2)
 def compiled() -> None:
-    """Compiled calls do what eager ones do, of the object and of the overload; sizes may vary."""
+    """Compiled calls do what eager ones do, of the object and of the overload."""
     distributed = tensor()
     mesh = dist.device_mesh.init_device_mesh("cpu", (2,))
     shard, whole = distributed.Shard, distributed.Replicate()
-    w = numbers(8, 6)
-    for i, op in enumerate(both("compiled_linear", linear_)):
-        for call, backend in ((op, "aot_eager"), (op._opoverload, "inductor" if i == 1 else "aot_eager")):
-            torch._dynamo.reset()
-            step = torch.compile(lambda x, w, call=call: call(x * 2, w).relu(), backend=backend, fullgraph=True)
-            for rows, places in itertools.product(
-                (4, 5, 6), ((shard(0), whole), (whole, shard(0)), (shard(1), shard(1)))
-            ):
-                x = numbers(rows, 6)
-                leaves = [distribute(each, mesh, [place]).detach() for each, place in zip((x, w), places, strict=True)]
-                plain = [x.clone().requires_grad_(), w.clone().requires_grad_()]
-                leaves = [each.requires_grad_() for each in leaves]
-                expected = F.linear(plain[0] * 2, plain[1]).relu()
-                got = step(*leaves)
-                torch.testing.assert_close(got.full_tensor(), expected)
-                expected.sum().backward()
-                got.full_tensor().sum().backward()
-                for one, other in zip(leaves, plain, strict=True):
-                    torch.testing.assert_close(one.grad.full_tensor(), other.grad)
+    pairs = (shard(0), whole), (whole, shard(0)), (shard(1), shard(1))
+    for op in both("compiled_linear", linear_):
+        for call, backend in ((op, "aot_eager"), (op._opoverload, "aot_eager"), (op, "inductor")):
+            for rows, places in itertools.product((4, 5), pairs) if backend == "aot_eager" else [(5, pairs[2])]:
+                torch._dynamo.reset()  # for other sizes torch's own ops communicate differently in each process
+                step = torch.compile(lambda x, w, call=call: call(x * 2, w).relu(), backend=backend, fullgraph=True)
+                compare(step, lambda x, w: F.linear(x * 2, w).relu(), [numbers(rows, 6), numbers(8, 6)], mesh,
+                        [[place] for place in places])  # fmt: skip
 
 
 def example() -> types.ModuleType:
