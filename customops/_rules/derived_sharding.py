@@ -56,7 +56,7 @@ class DerivedRule:
     def traced(self) -> Any:
         return self.fn
 
-    def strategies(self, call: ShardedCall, size: int) -> list[Strategy]:
+    def strategies(self, call: ShardedCall, whole: list[Any], size: int) -> list[Strategy]:
         """The placements that need no communication along a dimension of `size` processes; all replicated first."""
         if torch.Tag.nondeterministic_seeded in self.operator.tags:
             raise UnsupportedError(
@@ -68,7 +68,7 @@ class DerivedRule:
         sums = tuple(tuple({p for p in spec.placements if _torch.distributed.is_sum(p)}) for spec in call.specs)
         key = (inputs.key, size, sums)
         if key not in self._known:
-            self._known[key] = list(self._search(inputs, size, sums))
+            self._known[key] = list(self._search(inputs, whole, size, sums))
         found: list[Strategy] = self._known[key]
         return found
 
@@ -84,18 +84,20 @@ class DerivedRule:
         found: list[Any] | None = self._known[key]
         return found
 
-    def _search(self, inputs: _Inputs, size: int, sums: Sequence[Sequence[Any]]) -> Iterator[Strategy]:
+    def _search(
+        self, inputs: _Inputs, whole: list[Any], size: int, sums: Sequence[Sequence[Any]]
+    ) -> Iterator[Strategy]:
         distributed = _torch.distributed.public()
-        whole = distributed.Replicate()
+        same = distributed.Replicate()
         options = [
             [*(distributed.Shard(dim) for dim, length in enumerate(shape) if length >= size), *partial]
             for shape, partial in zip(inputs.shapes, sums, strict=True)
         ]
-        returns = self.operator.schema.returns
-        yield Strategy(tuple(whole if each.holds_tensors else None for each in returns), (whole,) * len(options))
+        replicated = [[same] * len(value) if isinstance(value, (list, tuple)) else same for value in whole]
+        yield Strategy(tuple(replicated), (same,) * len(options))
         refused: list[dict[int, Any]] = []  # what some tensors must not be placed as, whatever the others are
         tried = 0
-        for placed in itertools.islice(_candidates(options, whole, inputs.shapes), _MOST_CONSIDERED):
+        for placed in itertools.islice(_candidates(options, same, inputs.shapes), _MOST_CONSIDERED):
             if any(all(placed[i] == each for i, each in wrong.items()) for wrong in refused):
                 continue
             tried += 1
@@ -169,10 +171,10 @@ class DerivedRule:
             raise
         except Exception as error:  # of a function that does not take such parts, or does not run without data
             raise _Refused() from error
-        counts = [
-            len(self.operator.schema.returns) + len(each) for each in (self.operator.schema.mutated, self._unreturned)
-        ]
-        values = [found] if 1 in counts and not (isinstance(found, tuple) and len(found) in counts) else list(found)
+        returns, mutated = self.operator.schema.returns, self.operator.schema.mutated
+        counts = len(returns) + len(mutated), len(returns) + len(self._unreturned)
+        is_list = counts[-1] == 1 and any(ret.is_list for ret in returns)
+        values = list(found) if isinstance(found, tuple) and not is_list else [found]
         if len(values) not in counts:
             raise KernelError(
                 "the plain function returned the wrong number of values",

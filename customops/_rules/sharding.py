@@ -7,10 +7,9 @@ for calls of the same tensors and the same other arguments, all of them.
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from operator import attrgetter
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -89,14 +88,8 @@ class ShardedCall:
                 fix=f"distribute_tensor({name}, mesh, placements)",
             )
         if spec.mesh != self.mesh:
-            raise ArgumentError(
-                "a call has DTensors of two meshes",
-                op=self.operator.qualname,
-                argument=name,
-                expected=str(self.mesh),
-                got=str(spec.mesh),
-                fix="distribute all tensors over one mesh",
-            )
+            problem, op = "a call has DTensors of two meshes", self.operator.qualname
+            raise ArgumentError(problem, op=op, argument=name, expected=str(self.mesh), got=str(spec.mesh))
         self.given.append(value)
         self.specs.append(spec)
         self.arguments.append(argument)
@@ -135,94 +128,78 @@ class StatedRule:
         parameters = operator.schema if lowering is None else lowering.parameters
         self.bound = bind_kernel(fn, parameters, operator.qualname, "sharding rule")
 
-    def strategies(self, call: ShardedCall, size: int) -> list[Strategy]:
-        """What the function returns for a call."""
+    def traced(self) -> Any:
+        return self.fn
+
+    def strategies(self, call: ShardedCall, whole: list[Any], size: int) -> list[Strategy]:
+        """What the function returns for a call, whose results are like `whole`."""
         args, kwargs = call.arguments_of(call.values)
         if self.lowering is not None:
             args, kwargs = self.lowering.restored_call(*args, **kwargs)
         found = self.bound(*args, **kwargs)
         if not isinstance(found, (list, tuple)) or not found:
-            raise self._fault("did not return a list of shardings", _FORM, brief(found))
-        return [self._read(call, each) for each in found]
+            raise self._fault("did not return a list of shardings", _FORM, found)
+        return [self._read(call, whole, each) for each in found]
 
-    def _read(self, call: ShardedCall, sharding: Any) -> Strategy:
+    def _read(self, call: ShardedCall, whole: list[Any], sharding: Any) -> Strategy:
         if not isinstance(sharding, (list, tuple)) or len(sharding) != 2:
-            raise self._fault("returned something other than pairs", _FORM, brief(sharding))
+            raise self._fault("returned something other than pairs", _FORM, sharding)
         results, tensors = sharding
-        returns = self.operator.schema.returns
         if _torch.distributed.is_placement(results):
-            results = [results if each.holds_tensors else None for each in returns]
-        if not isinstance(results, (list, tuple)) or len(results) != len(returns):
-            raise self._fault(
-                "returned the wrong number of output placements",
-                f"a list of {len(returns)}, one for each return",
-                brief(results),
-            )
-        if isinstance(tensors, dict):
-            tensors = list(self._by_name(call, tensors))
-        else:
-            tensors = [each for each in _flat(tensors) if each is not None]
-        if len(tensors) != len(call.specs):
-            names = ", ".join(call.names)
-            problem = "returned the wrong number of input placements"
-            raise self._fault(problem, f"{len(call.specs)}, one for each tensor of the call: {names}", brief(tensors))
-        for each in (*_flat(results), *tensors):
-            if each is not None and not _torch.distributed.is_placement(each):
-                raise self._fault(
-                    "returned something other than placements", "Shard, Replicate or Partial", brief(each)
-                )
-        placed = [
-            self.checked(placement, spec.ndim, name)
-            for placement, spec, name in zip(tensors, call.specs, call.names, strict=True)
-        ]
-        return Strategy(tuple(results), tuple(placed))
+            results = [results] * len(whole)
+        if not isinstance(results, (list, tuple)) or len(results) != len(whole):
+            expected = f"a list of {len(whole)}, one for each return"
+            raise self._fault("returned the wrong number of output placements", expected, results)
+        named = isinstance(tensors, dict)
+        placed = list(self._by_name(call, tensors)) if named else [x for x in _flat(tensors) if x is not None]
+        if len(placed) != len(call.specs):
+            expected = f"{len(call.specs)}, one for each tensor of the call: {', '.join(call.names)}"
+            raise self._fault("returned the wrong number of input placements", expected, tensors)
+        of_inputs = zip(placed, (spec.ndim for spec in call.specs), call.names, strict=True)
+        of_results = zip(results, whole, (f"return {i}" for i in range(len(whole))), strict=True)
+        return Strategy(
+            tuple(self._of_result(*each) for each in of_results), tuple(self._of(*each) for each in of_inputs)
+        )
 
     def _by_name(self, call: ShardedCall, by_name: dict[str, Any]) -> Iterator[Any]:
         """A placement for each tensor; those that are not named are replicated."""
-        lists: dict[str, Iterator[Any]] = {}
-        for argument, name in zip(call.arguments, call.names, strict=True):
-            key = next((key for key in by_name if is_part(name, key) or key in (name, argument.name)), None)
-            value = by_name[key] if key is not None else _torch.distributed.public().Replicate()
-            if key is not None and isinstance(value, (list, tuple)):
-                value = next(lists.setdefault(key, iter(value)), None)
-                if value is None:
-                    raise self._fault(f"returned too few placements for {key}", "one for each tensor", brief(by_name))
-            yield value
-        known = list({each: None for a in self.operator.schema.tensors for each in (a.shown, a.name)})
+        known = list(dict.fromkeys(name for a in self.operator.schema.tensors for name in (a.shown, a.name)))
         for key in by_name:
             if not any(key == name or is_part(name, key) for name in (*known, *call.names)):
-                fix = did_you_mean(key, known)
-                raise self._fault(f"names {key!r}, which is no tensor of the op", ", ".join(known), key, fix)
+                problem = f"names {key!r}, which is no tensor of the op"
+                raise self._fault(problem, ", ".join(known), by_name, did_you_mean(key, known))
+        lists = {key: iter(value) for key, value in by_name.items() if isinstance(value, (list, tuple))}
+        for argument, name in zip(call.arguments, call.names, strict=True):
+            key = next((key for key in by_name if is_part(name, key) or key in (name, argument.name)), None)
+            if key is None:
+                yield _torch.distributed.public().Replicate()
+            else:
+                yield next(lists[key], None) if key in lists else by_name[key]
 
-    def check_results(self, whole: list[Any], results: list[Any]) -> None:
-        for i, (value, placed) in enumerate(zip(whole, results, strict=True)):
-            pairs = [(value, placed)] if isinstance(value, Tensor) else []
-            if isinstance(value, (list, tuple)):
-                if not isinstance(placed, list) or len(placed) != len(value):
-                    raise self._fault(f"returned placements that do not fit return {i}", f"{len(value)}", brief(placed))
-                pairs = list(zip(value, placed, strict=True))
-            for tensor, each in pairs:
-                if None in each:
-                    raise self._fault(f"returned no placement for return {i}", "Shard, Replicate or Partial", "None")
-                for placement in each:
-                    self.checked(placement, tensor.dim(), f"return {i}")
+    def _of_result(self, given: Any, value: Any, name: str) -> Any:
+        """What is said of a return: of a list of tensors a placement for each, which may be one for all."""
+        if isinstance(value, (list, tuple)):
+            each = given if isinstance(given, (list, tuple)) else [given] * len(value)
+            if len(each) != len(value):
+                raise self._fault(f"returned the wrong number of placements for {name}", str(len(value)), given)
+            return [self._of_result(*pair, name) for pair in zip(each, value, strict=True)]
+        return self._of(given, value.dim(), name) if isinstance(value, Tensor) else None
 
-    def checked(self, placement: Any, dims: int, name: str) -> Any:
-        """A placement without negative dimensions, of a tensor of so many."""
+    def _of(self, placement: Any, dims: int, name: str) -> Any:
+        """A placement of a tensor of so many dimensions, which then are counted from the first one."""
+        if not _torch.distributed.is_placement(placement):
+            raise self._fault(f"returned no placement for {name}", "Shard, Replicate or Partial", placement)
         dim = _torch.distributed.shard_dim(placement)
-        if dim is None:
-            return placement
-        if not -dims <= dim < dims:
-            got = f"Shard({dim}) for {name}, of {dims} dimensions"
-            raise self._fault("returned a Shard of a dimension that is not there", f"-{dims} to {dims - 1}", got)
-        return placement if dim >= 0 else _torch.distributed.public().Shard(dim + dims)
+        if dim is not None and not -dims <= dim < dims:
+            problem = f"returned a Shard of a dimension that is not there, for {name}"
+            raise self._fault(problem, f"-{dims} to {dims - 1}", placement)
+        return placement if dim is None or dim >= 0 else _torch.distributed.public().Shard(dim + dims)
 
-    def _fault(self, problem: str, expected: str, got: str, fix: str | None = None) -> KernelError:
+    def _fault(self, problem: str, expected: str, got: Any, fix: str | None = None) -> KernelError:
         op, place = self.operator.qualname, where(self.fn)
-        return KernelError(f"the sharding rule {problem}", op=op, expected=expected, got=got, where=place, fix=fix)
-
-    def traced(self) -> Any:
-        return self.fn
+        return KernelError(
+            f"the sharding rule {problem}", op=op, expected=expected, got=brief(got), where=place, fix=fix
+        )
 
 
 #: What a rule returns.
@@ -240,19 +217,13 @@ def _flat(value: Any) -> Iterator[Any]:
 # Calls ----------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Decision:
-    """What is done for calls of one kind.
-
-    Attributes:
-        mesh: of all tensors.
-        targets: for each tensor of a call its spec, and the one to redistribute it to, or None.
-        results: for each return the spec of the result, a list of them, None for what is no tensor, or the name of
-            the argument that is returned.
-    """
+class _Decision(NamedTuple):
+    """What is done for calls of one kind."""
 
     mesh: Any
+    #: For each tensor of a call its spec, and the one to redistribute it to, or None.
     targets: tuple[tuple[Any, Any], ...]
+    #: For each return its spec, or a list; None for what is no tensor; or the name of the argument that is returned.
     results: tuple[Any, ...]
 
 
@@ -298,30 +269,22 @@ class ShardingRule(Rule[None, Any]):
     # What to do -------------------------------------------------------------------------------------------------
 
     def _decide(self, call: ShardedCall) -> _Decision:
-        whole = self._whole_results(call)
+        whole, mutated = self.whole_results(call), self.operator.schema.mutated
         placements, of_results = self._choose(call, whole)
-        targets = []
-        for spec, placed in zip(call.specs, placements, strict=True):
-            is_there = tuple(spec.placements) == placed
-            targets.append((spec, None if is_there else _torch.distributed.spec_like(spec, placed)))
-        results: list[Any] = []
-        for ret, value, placed in zip(self.operator.schema.returns, whole, of_results, strict=True):
-            if ret.is_mutated:
-                results.append(next(a.name for a in self.operator.schema.mutated if a.may_alias(ret)))
-            elif isinstance(value, (list, tuple)):
-                results.append([self._spec(call, *pair) for pair in zip(value, placed, strict=True)])
-            else:
-                results.append(self._spec(call, value, placed))
+        targets = [
+            (spec, None if tuple(spec.placements) == placed else _torch.distributed.spec_like(spec, placed))
+            for spec, placed in zip(call.specs, placements, strict=True)
+        ]
+        results = [
+            next(a.name for a in mutated if a.may_alias(ret)) if ret.is_mutated else _spec(call.mesh, value, placed)
+            for ret, value, placed in zip(self.operator.schema.returns, whole, of_results, strict=True)
+        ]
         return _Decision(call.mesh, tuple(targets), tuple(results))
 
-    def _spec(self, call: ShardedCall, value: Any, placed: Any) -> Any:
-        return _torch.distributed.spec_for(call.mesh, placed, value) if isinstance(value, Tensor) else None
-
-    def _whole_results(self, call: ShardedCall) -> list[Any]:
+    def whole_results(self, call: ShardedCall) -> list[Any]:
         """What the op returns for the whole tensors, without data: a value for each return."""
-        args, kwargs = call.with_tensors(call.specs)
         try:
-            found = _torch.distributed.call_on_fakes(self.operator.overload, args, kwargs)
+            found = _torch.distributed.call_on_fakes(self.operator.overload, *call.with_tensors(call.specs))
         except Exception as error:
             if not _torch.tensors.needs_data(error):
                 raise
@@ -330,60 +293,47 @@ class ShardingRule(Rule[None, Any]):
                 op=self.operator.qualname,
                 fix="call it on x.full_tensor(), or on the parts with local_map",
             ) from error
-        returns = self.operator.schema.returns
-        return list(found) if len(returns) > 1 else [found] * len(returns)
+        return _by_return(self.operator, found)
 
     def _choose(self, call: ShardedCall, whole: list[Any]) -> tuple[list[Any], list[Any]]:
         """The placements of the tensors and of the results, over all dimensions of the mesh, that cost least."""
         rule, shape = self.values[None], tuple(call.mesh.shape)
-        by_size = {size: rule.strategies(call, size) for size in dict.fromkeys(shape)}
-        costs: dict[Any, Any] = {}
+        by_size = {size: rule.strategies(call, whole, size) for size in dict.fromkeys(shape)}
 
+        @functools.cache
         def cost(i: int, placed: tuple[Any, ...]) -> Any:
-            if (i, placed) not in costs:
-                target = _torch.distributed.spec_like(call.specs[i], placed)
-                costs[i, placed] = _torch.distributed.cost(call.specs[i], target)
-            return costs[i, placed]
+            return _torch.distributed.cost(call.specs[i], _torch.distributed.spec_like(call.specs[i], placed))
 
         choices: list[tuple[Any, ...]] = []
         for combination in itertools.product(*(by_size[size] for size in shape)):
-            tensors = list(zip(*(each.tensors for each in combination), strict=True))
-            if not all(self._may_be(call, i, placed) for i, placed in enumerate(tensors)):
-                continue
-            results = [_joined(value, [each.results[i] for each in combination]) for i, value in enumerate(whole)]
-            if not rule.is_tried:
-                rule.check_results(whole, results)
-            if not all(_is_one_sum(placed) for placed in _leaves(results)):
-                continue
-            total = sum(cost(i, placed) for i, placed in enumerate(tensors))
-            moved = sum(tuple(spec.placements) != each for spec, each in zip(call.specs, tensors, strict=True))
-            choices.append((total, moved, len(choices), tensors, results))
+            tensors = [_along_all(each) for each in zip(*(strategy.tensors for strategy in combination), strict=True)]
+            results = [_along_all(each) for each in zip(*(strategy.results for strategy in combination), strict=True)]
+            if all(self._may_be(call, *each) for each in enumerate(tensors)) and all(map(_is_one_sum, results)):
+                moved = sum(tuple(spec.placements) != each for spec, each in zip(call.specs, tensors, strict=True))
+                total = sum(cost(*each) for each in enumerate(tensors))
+                choices.append((total, moved, len(choices), tensors, results))
         choices.sort(key=lambda choice: choice[:3])
-        for _, _, _, tensors, results in choices if not rule.is_tried or len(shape) == 1 else choices[:_MOST_TRIED]:
-            if rule.is_tried and len(shape) > 1:
-                found = rule.tried(call, tensors, shape)
-                if found is None:
-                    continue
-                results = [_joined(value, [each], already=True) for value, each in zip(whole, found, strict=True)]
-            return tensors, results
-        replicated = (_torch.distributed.public().Replicate(),) * len(shape)
-        tensors = [replicated] * len(call.specs)
+        for *_, tensors, results in choices[: _MOST_TRIED if rule.is_tried else None]:
+            found = rule.tried(call, tensors, shape) if rule.is_tried and len(shape) > 1 else results
+            if found is not None:
+                return tensors, found
+        whole_everywhere = (_torch.distributed.public().Replicate(),) * len(shape)
         for spec, argument, name in zip(call.specs, call.arguments, call.names, strict=True):
-            if argument.is_mutated and tuple(spec.placements) != replicated:
+            if argument.is_mutated and tuple(spec.placements) != whole_everywhere:
                 raise UnsupportedError(
                     "the op writes to a DTensor that is placed as its sharding rule does not allow",
                     op=self.operator.qualname,
                     argument=name,
-                    expected="one of " + ", ".join(sorted({str(each[3][call.names.index(name)]) for each in choices}))
-                    if choices
-                    else "a replicated DTensor",
+                    expected="placements of the rule, with the other arguments in reach of them",
                     got=str(tuple(spec.placements)),
-                    fix=f"{name} = {name}.redistribute(placements=...) before the call",
+                    fix=f"call it with {name}.redistribute(placements=...)",
                 )
-        return tensors, [_joined(value, [replicated], already=True) for value in whole]
+        return [whole_everywhere] * len(call.specs), [
+            [whole_everywhere] * len(value) if isinstance(value, (list, tuple)) else whole_everywhere for value in whole
+        ]
 
     def _may_be(self, call: ShardedCall, i: int, placed: tuple[Any, ...]) -> bool:
-        """Can a tensor be placed so: it is where it is written to, partial sums are there, and shards not empty?"""
+        """Can a tensor be placed so: it stays if it is written to, partial sums are there, and shards not empty?"""
         spec, shards = call.specs[i], dict[int, int]()
         now = tuple(spec.placements)
         if (call.arguments[i].is_mutated and placed != now) or not _is_one_sum(placed):
@@ -411,21 +361,20 @@ class ShardingRule(Rule[None, Any]):
                 return [part(each) for each in value]
             return value
 
+        schema = self.operator.schema
         if kwargs:  # in the order of the schema
-            kwargs = {a.name: kwargs[a.name] for a in self.operator.schema.arguments if a.name in kwargs}
-        parts, named = tuple([part(each) for each in args]), {key: part(each) for key, each in kwargs.items()}
-        returns = self.operator.schema.returns
+            kwargs = {a.name: kwargs[a.name] for a in schema.keyword_only if a.name in kwargs}
+        parts, named = [part(each) for each in args], {key: part(each) for key, each in kwargs.items()}
         if _torch.distributed.takes_part(decision.mesh):
-            found = overload(*parts, **named)
-            values = list(found) if len(returns) > 1 else [found] * len(returns)
+            values = _by_return(self.operator, overload(*parts, **named))
         else:
             values = [_nothing(spec) for spec in decision.results]
-        given = dict(zip(map(attrgetter("name"), self.operator.schema.positional), args, strict=False)) | kwargs
+        given = (
+            dict(zip((a.name for a in schema.positional), args, strict=False)) | kwargs if schema.mutated else kwargs
+        )
         results = [_wrapped(value, spec, given) for value, spec in zip(values, decision.results, strict=True)]
-        result = tuple(results) if len(returns) > 1 else results[0] if returns else None
-        if self.operator.schema.is_view:
-            return _torch.distributed.aliasing(overload, args, kwargs, result)
-        return result
+        result = tuple(results) if len(results) > 1 else next(iter(results), None)
+        return _torch.distributed.aliasing(overload, args, kwargs, result) if schema.is_view else result
 
 
 def _handler(rule: ShardingRule) -> Any:
@@ -447,32 +396,30 @@ def key_of(value: Any) -> Any:
     return (type(value), repr(value)) if isinstance(value, (float, complex)) else (type(value), value)
 
 
-def _joined(value: Any, along: Sequence[Any], already: bool = False) -> Any:
-    """The placements of a result over all dimensions of a mesh, of those along each.
-
-    Of one placement for a list of tensors it makes one for each. `already`: it is a tuple of those along each.
-    """
-    if isinstance(value, (list, tuple)):
-        each = [x if isinstance(x, list) else [x] * len(value) for x in along]
-        if any(len(x) != len(value) for x in each):
-            return None
-        items = [tuple(x) for x in zip(*each, strict=True)]
-        return [_joined(item, x, already) for item, x in zip(value, items, strict=True)]
-    placed = tuple(along[0]) if already else tuple(along)
-    if not isinstance(value, Tensor):
-        return placed
-    return tuple([_torch.distributed.normalized(each, value.dim()) for each in placed])
+def _by_return(operator: OperatorHandle, found: Any) -> list[Any]:
+    returns = len(operator.schema.returns)
+    return list(found) if returns > 1 else [found] * returns
 
 
-def _leaves(results: list[Any]) -> Iterator[tuple[Any, ...]]:
-    for placed in results:
-        yield from placed if isinstance(placed, list) else [placed]
+def _along_all(along: tuple[Any, ...]) -> Any:
+    """The placements over all dimensions of a mesh, of those along each; of a list of tensors those of each."""
+    if isinstance(along[0], list):
+        return [_along_all(each) for each in zip(*along, strict=True)]
+    return along
 
 
-def _is_one_sum(placed: tuple[Any, ...]) -> bool:
+def _is_one_sum(placed: Any) -> bool:
     """Are partial results reduced in one way along all dimensions of a mesh? The order of two ways would matter."""
+    if isinstance(placed, list):
+        return all(map(_is_one_sum, placed))
     ways = {each.reduce_op for each in placed if each is not None and each.is_partial()}
     return len(ways) < 2 or ways == {"sum", "avg"}
+
+
+def _spec(mesh: Any, value: Any, placed: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return [_spec(mesh, *pair) for pair in zip(value, placed, strict=True)]
+    return _torch.distributed.spec_for(mesh, placed, value) if isinstance(value, Tensor) else None
 
 
 def _wrapped(value: Any, spec: Any, given: dict[str, Any]) -> Any:

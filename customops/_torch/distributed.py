@@ -60,12 +60,6 @@ def shard_dim(placement: Any) -> int | None:
     return dim
 
 
-def normalized(placement: Any, dims: int) -> Any:
-    """A placement of a tensor of so many dimensions, which are counted from the first one."""
-    dim = None if placement is None else shard_dim(placement)
-    return placement if dim is None or not -dims <= dim < 0 else public().Shard(dim + dims)
-
-
 def _dispatcher() -> Any:
     module: Any = importlib.import_module("torch.distributed.tensor")
     return module.DTensor._op_dispatcher

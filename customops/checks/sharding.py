@@ -58,12 +58,13 @@ class _Sharded:
         self.trial, self.rule, self.shape = trial, rule.values[None], shape
         self.ranks = list(itertools.product(*map(range, shape)))  # coordinates, in the order of ranks
         mesh = _torch.distributed.simulated_mesh(trial.tensors[0].device.type, shape, 0)
-        whole = [_torch.distributed.public().Replicate()] * len(shape)
-        placed = trial.map_tensors(lambda _name, tensor: _torch.distributed.placed(mesh, tensor, tensor, whole))
+        same = [_torch.distributed.public().Replicate()] * len(shape)
+        placed = trial.map_tensors(lambda _name, tensor: _torch.distributed.placed(mesh, tensor, tensor, same))
         self.call = ShardedCall(trial.custom_op._definition, placed.args, placed.kwargs)
         order = {id(each): tensor for each, tensor in zip(placed.tensors, trial.tensors, strict=True)}
         self.tensors = [order[id(each)] for each in self.call.given]
-        strategies = [self.rule.strategies(self.call, size) for size in shape]
+        whole = rule.whole_results(self.call)
+        strategies = [self.rule.strategies(self.call, whole, size) for size in shape]
         self.combinations = list(
             itertools.islice(filter(self._applies, itertools.product(*strategies)), _MOST_PLACEMENTS)
         )
