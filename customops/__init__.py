@@ -22,6 +22,7 @@ from customops._op.registry import Registry
 from customops._op.registry import default as default_registry
 from customops._op.triton import triton_op, wrap_triton
 from customops._rules import compilers as _compilers
+from customops._rules import sharding as _sharding
 from customops._rules.cost import Cost
 from customops._schema.annotations import Keys, Mut, Mutates, SameAs
 from customops._schema.infer import infer_schema
@@ -50,6 +51,7 @@ from customops.library import (
     register_out,
     register_reference,
     register_shapes,
+    register_sharding,
     register_torch_dispatch,
     register_vmap,
     when_defined,
@@ -109,6 +111,7 @@ __all__ = [
     "register_out",
     "register_reference",
     "register_shapes",
+    "register_sharding",
     "register_torch_dispatch",
     "register_vmap",
     "schema",
@@ -152,6 +155,7 @@ _install(
     fingerprint=_fingerprint.fingerprint,
     may_be_direct=_compilers.may_be_direct,
     direct_call=_compilers.direct_call,
+    explain_sharding=_sharding.missing,
 )
 
 if os.environ.get("CUSTOMOPS_LOG"):

@@ -213,6 +213,16 @@ def register_out(
     return adopt(op).register_out(fn, device_types=device_types, inplace=inplace, lib=lib)
 
 
+@overload
+def register_sharding(op: Op, rule: None = None, /, *, lib: Lib = None) -> Callable[[F], F]: ...
+@overload
+def register_sharding(op: Op, rule: F, /, *, lib: Lib = None) -> F: ...
+@entry
+def register_sharding(op: Op, rule: Any = None, /, *, lib: Lib = None) -> Any:
+    """Register the sharding rule of any op, as `CustomOpDef.register_sharding` does."""
+    return adopt(op).register_sharding(rule, lib=lib)
+
+
 @entry
 def register_effect(op: Op, effect: Any) -> None:
     """Mark any op as having a side effect, or none, as `CustomOpDef.register_effect` does."""

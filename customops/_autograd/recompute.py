@@ -140,7 +140,8 @@ class RecomputedFormula:
             given = iter(variables)
             saved = iter([next(given) if is_chosen else x for x, is_chosen in itertools.zip_longest(tensors, chosen)])
             args, kwargs = _torch.tensors.tree_unflatten([next(saved) if x is _SAVED else x for x in leaves], spec)
-            result = self._call(ctx, *args, **kwargs)
+            with _torch.distributed.with_plain_tensors(variables):
+                result = self._call(ctx, *args, **kwargs)
             results = list(result) if isinstance(result, (tuple, list)) else [result]
             for i in self.without:
                 results[i] = None

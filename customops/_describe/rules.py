@@ -17,6 +17,7 @@ from customops._rules.functionalization import EffectRule, TorchDispatchRule
 from customops._rules.kernel import RawRule
 from customops._rules.out import Allocates, Copies, is_stub
 from customops._rules.shapes import Shapes
+from customops._rules.sharding import LineRule, ShardingRule, StatedRule
 from customops._rules.vmap import _Strategy
 from customops._torch.schema import Tag
 from customops.errors import location_of, name_of
@@ -107,7 +108,7 @@ def of_function(kind: str, fn: Fn, registered: str, *, target: str = "", origin:
 
 def _derived(kind: str, target: str = "", how: str = "", fn: Any = None) -> Rule:
     """The line for what follows from the reference, or from the line of shapes."""
-    source = "shapes" if isinstance(getattr(fn, "__self__", None), Shapes) else "reference"
+    source = "shapes" if isinstance(fn, LineRule) or isinstance(getattr(fn, "__self__", None), Shapes) else "reference"
     return Rule(kind, target, f"by the {source}", origin="derived", note=how)
 
 
@@ -277,7 +278,13 @@ def _special(op: Any) -> Iterator[Rule]:
     if (effects := rules.get(EffectRule)) is not None:
         for effect in effects.values.values():
             yield Rule("effect", name=str(effect).rpartition(".")[2], registered=effects.source(None))
-    sharding = _torch.dispatcher.sharding_of(op._opoverload)
+    if (shardings := rules.get(ShardingRule)) is not None:
+        for rule in shardings.values.values():
+            if isinstance(rule, StatedRule):
+                yield of_function("sharding", rule.fn, shardings.source(None), target="DTensor")
+            else:
+                yield _derived("sharding", "DTensor", fn=rule)
+    sharding = _torch.distributed.sharding_of(op._opoverload)
     if sharding is not None:  # that of DTensor, which most programs do not use
         yield of_function("sharding", sharding, "", target="DTensor", origin="others")
     if op._samples is None:

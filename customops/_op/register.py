@@ -71,6 +71,7 @@ REGISTRATIONS: dict[str, Registering] = {
     "register_autocast": Registering(None),
     "register_vmap": Registering(0),
     "register_torch_dispatch": Registering(1),
+    "register_sharding": Registering(0),
     "register_effect": Registering(None),
     "register_samples": Registering(0),
     "register_decomposition": Registering(0),
@@ -478,6 +479,36 @@ class Register(RegisterFormulas[P, R]):
             return functools.partial(self.register_torch_dispatch, torch_dispatch_class, lib=lib)
         self._register(lib, self._rules.torch_dispatch.register, torch_dispatch_class, fn)
         return fn
+
+    @overload
+    def register_sharding(self, rule: None = None, /, *, lib: Lib = None) -> Callable[[F], F]: ...
+    @overload
+    def register_sharding(self, rule: F, /, *, lib: Lib = None) -> F: ...
+    def register_sharding(self, rule: Fn | None = None, /, *, lib: Lib = None) -> Any:
+        """Register the sharding rule: how DTensor splits a call of the op over the processes of a mesh.
+
+        Args:
+            rule: takes the arguments of the op, with a ``DTensorSpec`` (``shape``, ``ndim``, ``placements``) in the
+                place of each tensor. It returns a list of pairs ``(output placements, input placements)``, each of
+                which is right along one dimension of a mesh: the kernel, called with such parts of the inputs, returns
+                such parts of the outputs. There is one output for each return, and one input for each tensor; None
+                stands for what is no tensor. The inputs may be a dict by argument name instead, where a tensor that is
+                not named is replicated, and a placement for a list is that of all its tensors. Without `rule`, a
+                decorator is returned.
+            lib: the registration ends when this library is destroyed.
+
+        Raises:
+            CallbackError: `rule` cannot be called with the op's arguments.
+
+        Example:
+            >>> @double.register_sharding
+            ... def _(x):
+            ...     return [([Shard(dim)], [Shard(dim)]) for dim in range(x.ndim)] + [([Partial()], [Partial()])]
+        """
+        if rule is None:
+            return functools.partial(self.register_sharding, lib=lib)
+        self._register(lib, self._rules.sharding.register, rule, self._lowering)
+        return rule
 
     def register_effect(self, effect: Any) -> None:
         """Mark the op as having a side effect (a member of torch's ``EffectType``), or as having none (None)."""

@@ -15,12 +15,14 @@ from customops._rules import compilers, functionalization
 from customops._rules.autocast import AutocastRule
 from customops._rules.compilers import DecompositionRule, InductorLoweringRule, ReplacementRule
 from customops._rules.cost import FlopsRule
+from customops._rules.derived_sharding import DerivedRule
 from customops._rules.fake import FakeRule
 from customops._rules.functionalization import EffectRule, TorchDispatchRule
 from customops._rules.kernel import KernelRule, RawRule
 from customops._rules.out import OutRule
 from customops._rules.reference import Reference, ReferenceOptions, ReferenceRule
 from customops._rules.shapes import Shapes, ShapesRule
+from customops._rules.sharding import LineRule, ShardingRule
 from customops._rules.vmap import BY_REFERENCE, VmapRule
 from customops._schema.model import names_in
 from customops._torch.schema import Tag
@@ -31,7 +33,7 @@ R = TypeVar("R")
 _FOR_COMPILERS = (DecompositionRule, InductorLoweringRule, ReplacementRule)
 
 #: The rules that are made on first use and that compilers see: all of them but `out`.
-_TRACED = (RawRule, AutocastRule, EffectRule, TorchDispatchRule, *_FOR_COMPILERS)
+_TRACED = (RawRule, AutocastRule, EffectRule, TorchDispatchRule, ShardingRule, *_FOR_COMPILERS)
 
 
 class _OnFirstUse(Generic[R]):
@@ -59,6 +61,7 @@ class Rules:
     decomposition = _OnFirstUse(DecompositionRule)
     inductor_lowering = _OnFirstUse(InductorLoweringRule)
     replacement = _OnFirstUse(ReplacementRule)
+    sharding = _OnFirstUse(ShardingRule)
     out = _OnFirstUse(OutRule)
     flops = _OnFirstUse(FlopsRule)
     references = _OnFirstUse(ReferenceRule)
@@ -99,6 +102,8 @@ class Rules:
         theirs = {} if self.operator.has_own_rules else _torch.dispatcher.registered_at(self.operator.qualname)
         if not (self.fake.trivial() or "Meta" in theirs or self.operator.spec.traceable):
             made.append(self.fake.set(None, shapes.fake, is_derived=True))
+        if shapes.line is not None and (shapes.parallel or shapes.reduces):
+            made.append(self.sharding.set(None, LineRule(shapes), is_derived=True))
         if shapes.is_batched and "FuncTorchBatched" not in theirs:
             made.append(self.vmap.set(None, shapes.vmap, is_derived=True))
         return RegistrationGroup(made)
@@ -130,6 +135,8 @@ class Rules:
         has_tensors = any(argument.holds_tensors for argument in schema.arguments)
         if has_tensors and not (schema.is_view or is_composite or "FuncTorchBatched" in theirs):
             yield self.vmap.derive(options.get("vmap", BY_REFERENCE), reference)
+        if schema.is_functional or schema.mutated:
+            yield self.sharding.set(None, DerivedRule(operator, reference), is_derived=True)
         if options.get("autocast", False):
             yield self.autocast.derive(reference)
         decompose = options.get("decompose")

@@ -266,17 +266,19 @@ class Shapes:
         products = {name: functools.reduce(operator.mul, star, 1) for name, star in sizes.stars.items()}
         return eval(self.flops_formula, {"__builtins__": {}}, products | sizes.names)
 
-    def shardings(self, ndims: Sequence[int]) -> list[tuple[list[Any], list[Any]]]:
+    def shardings(self, tensors: Sequence[tuple[Argument, int]]) -> list[tuple[list[Any], list[Any]]]:
         """``(of each return, of each tensor)``: along which dimension each may be split; None: it is not.
 
-        A return of "sum" is a part of a sum. `ndims` are the numbers of dimensions of the tensors.
+        A return of "sum" is a part of a sum. `tensors` are those of a call: the argument that each is, or is part of,
+        and its number of dimensions.
         """
         assert self.line is not None
-        found, entries = [], list(self.line.inputs.values())
-        lengths = {e.star: n - len(e.dims) for e, n in zip(entries, ndims, strict=True) if e.star}
+        found = []
+        entries = [(self.line.inputs[argument], dims) for argument, dims in tensors]
+        lengths = {entry.star: dims - len(entry.dims) for entry, dims in entries if entry.star}
         for name in (*self.parallel, *self.reduces):
             for k in range(lengths.get(name[1:], 0)) if name.startswith("*") else (None,):
-                inputs = [_place_of(entry, name, k, n) for entry, n in zip(entries, ndims, strict=True)]
+                inputs = [_place_of(entry, name, k, dims) for entry, dims in entries]
                 outputs: list[Any] = ["sum"] * len(self.line.outputs)
                 if name in self.parallel:
                     outputs = [_place_of(e, name, k, len(e.dims) + lengths.get(e.star, 0)) for e in self.line.outputs]

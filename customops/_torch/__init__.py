@@ -13,6 +13,7 @@ from customops._torch import probes as probes
 with probes.stand_ins():
     from customops._torch import autograd as autograd
     from customops._torch import dispatcher as dispatcher
+    from customops._torch import distributed as distributed
     from customops._torch import dynamo as dynamo
     from customops._torch import inductor as inductor
     from customops._torch import library as library

@@ -6,7 +6,6 @@ import concurrent.futures
 import contextlib
 import functools
 import operator
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, cast
 
@@ -371,14 +370,3 @@ def transform() -> str | None:
     """The innermost functorch transform: "Vmap", "Grad", "Jvp", "Functionalize"."""
     interpreter = innermost_transform()
     return None if interpreter is None else str(interpreter.key()).rpartition(".")[2]
-
-
-#: Without: op.describe() does not know the rules of DTensor
-def sharding_of(overload: Any) -> Callable[..., Any] | None:
-    """The rule of DTensor for an operator: the function given to `register_sharding`, or torch's own."""
-    module: Any = sys.modules.get("torch.distributed.tensor")
-    if module is None:
-        return None
-    propagator = module.DTensor._op_dispatcher.sharding_propagator
-    found: Callable[..., Any] | None = propagator.op_strategy_funcs.get(overload)
-    return found.args[0] if isinstance(found, functools.partial) and found.args else found

@@ -13,7 +13,7 @@ from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from typing import Any
 
-from customops._torch import autograd, dynamo, inductor, library, probes, tensors
+from customops._torch import autograd, distributed, dynamo, inductor, library, probes, tensors
 
 #: Modules of torch, and what changes them: called with the module when it is loaded.
 PATCHES: tuple[tuple[str, Callable[[Any], object]], ...] = (
@@ -49,6 +49,9 @@ PATCHES: tuple[tuple[str, Callable[[Any], object]], ...] = (
     ("torch._inductor.fx_passes.joint_graph", inductor.add_pass),
     # export makes a table of its own each time.
     ("torch.export.decomp_utils", inductor.enter_in_export),
+    # Sharding rules are given before DTensor loads, and for an op without one DTensor's error says nothing of ours.
+    ("torch.distributed.tensor", distributed.enter_handlers),
+    ("torch.distributed.tensor._dispatch", distributed.explain_missing),
     # Calls in graphs go through the dispatcher.
     ("torch._inductor.ir", inductor.call_directly),
 )
@@ -66,6 +69,7 @@ def install(
     fingerprint: inductor.FingerprintOf,
     may_be_direct: inductor.MayBeDirect,
     direct_call: Callable[[str, str], Callable[..., Any]],
+    explain_sharding: Callable[[str], Exception | None],
 ) -> None:
     """Change torch, once in a process. The arguments are what the rooms above do where torch has no hook for them."""
     if _waiting in sys.meta_path:  # `importlib.reload`
@@ -76,6 +80,7 @@ def install(
         library.watch_registrations(kernel_registered)  # torch.library.Library: `impl`
         library.watch_loading(library_loaded)  # torch.ops: `load_library`
         library.watch_profiling(profiling_changed)  # torch.autograd.profiler: `_run_on_profiler_start` and `_stop`
+        distributed.explain = explain_sharding
         inductor.fingerprint_of, inductor.may_be_direct, inductor.direct_call = fingerprint, may_be_direct, direct_call
         sys.meta_path.insert(0, _waiting)
         for module, change in PATCHES:

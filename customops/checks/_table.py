@@ -26,6 +26,7 @@ from customops.checks import (
     schema,
     second_order,
     shapes,
+    sharding,
     state,
     threads,
     unchecked,
@@ -221,6 +222,12 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
             precision.check_stability,
             "float32 against float64, on values for which formulas overflow on the way",
             after=(*_CALL, "test_layouts", "test_precision"),
+        ),
+        "test_sharding": Check(
+            sharding.check,
+            "calls that are split over processes as the sharding rule says against whole ones",
+            of_kinds("size", "choice", "optional", "list", each=1),
+            after=(*_CALL, "test_batches"),
         ),
         "test_threads": Check(threads.check, "two threads against one", after=_CALL),
         # Derivatives.

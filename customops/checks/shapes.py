@@ -33,12 +33,14 @@ def check(trial: Trial) -> None:
                 "correct the line, or the kernel",
                 expected=f"{tuple('?' if size is None else size for size in shape)}, by {shapes.said}",
             )
-    if shapes.line is not None and len(tensors_in((trial.args, trial.kwargs))) == len(shapes.line.arguments):
-        for outputs, inputs in shapes.shardings([tensor.dim() for tensor in trial.tensors]):
-            _check_parts(trial, shapes, made, outputs, inputs)
+    if shapes.line is not None:
+        arguments = {argument.name: argument for argument in trial.schema.arguments}
+        tensors = [(arguments[name], tensor.dim()) for name, _, tensor in trial.named_tensors]
+        for outputs, inputs in shapes.shardings(tensors):
+            _check_parts(trial, made, outputs, inputs)
 
 
-def _check_parts(trial: Trial, shapes: Any, whole: list[torch.Tensor], outputs: list[Any], inputs: list[Any]) -> None:
+def _check_parts(trial: Trial, whole: list[torch.Tensor], outputs: list[Any], inputs: list[Any]) -> None:
     """Compare with the results of two parts; a dimension of one element has no parts."""
     sizes = {x.shape[dim] for x, dim in zip(trial.tensors, inputs, strict=True) if dim is not None}
     if len(sizes) != 1 or min(sizes) < 2:

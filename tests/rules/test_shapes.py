@@ -235,7 +235,8 @@ def test_flops(mm: Op) -> None:
 
 def test_shardings(mm: Op) -> None:
     assert mm._rules.shapes is not None
-    assert mm._rules.shapes.shardings([3, 2]) == [
+    x, y = mm.schema.arguments
+    assert mm._rules.shapes.shardings([(x, 3), (y, 2)]) == [
         ([0], [0, None]),
         ([1], [1, None]),
         ([2], [None, 1]),

@@ -1,0 +1,291 @@
+"""DTensor: what it calls for an op, its specs, redistribution, and ranks that are simulated in one process.
+
+``torch.distributed.tensor`` is loaded by the program that uses it; nothing here loads it for a program that does not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import importlib.util
+import itertools
+import logging
+import math
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from customops._torch.tensors import tree_map
+from customops.errors import CustomOpsError
+
+_C: Any = torch._C
+
+__tracebackhide__ = True  # pytest leaves the frames out
+
+#: Without: ops have no sharding rules
+#: ``handler(overload, args, kwargs)`` is called, in the place of DTensor's own code, for calls with a DTensor.
+Handler = Callable[[OpOverload, tuple[Any, ...], dict[str, Any]], Any]
+
+#: The handlers of ops, entered into DTensor's table when that is loaded.
+_handlers: dict[OpOverload, Handler] = {}
+#: ``explain(name of the op)``: the error for an op without a rule, or None for an op of others.
+explain: Callable[[str], Exception | None]
+
+
+def is_loaded() -> bool:
+    return "torch.distributed.tensor" in sys.modules
+
+
+@functools.cache
+def public() -> Any:
+    """``torch.distributed.tensor``"""
+    return importlib.import_module("torch.distributed.tensor")
+
+
+def is_dtensor(value: Any) -> bool:
+    return isinstance(value, public().DTensor)
+
+
+def is_placement(value: Any) -> bool:
+    return isinstance(value, public().Placement)
+
+
+def shard_dim(placement: Any) -> int | None:
+    """The dimension that is split."""
+    dim: int | None = placement.dim if isinstance(placement, public().Shard) else None
+    return dim
+
+
+def _dispatcher() -> Any:
+    module: Any = importlib.import_module("torch.distributed.tensor")
+    return module.DTensor._op_dispatcher
+
+
+def enter(overload: OpOverload, handler: Handler) -> Callable[[], None]:
+    """Let DTensor call `handler` for an op; what is returned takes it away again."""
+    _handlers[overload] = handler
+    if is_loaded():
+        _dispatcher()._custom_op_handlers[overload] = handler
+
+    def leave() -> None:
+        if _handlers.get(overload) is handler:
+            del _handlers[overload]
+            if is_loaded():
+                _dispatcher()._custom_op_handlers.pop(overload, None)
+
+    return leave
+
+
+def enter_handlers(module: Any) -> None:
+    """DTensor was loaded. The rules that were registered before are entered."""
+    _dispatcher()._custom_op_handlers.update(_handlers)
+
+
+def explain_missing(module: Any) -> None:
+    """Let a call of an op that has no rule raise an error that says how to give it one."""
+    cls = module.OpDispatcher
+    for name in ("_propagate_op_sharding_dispatch_slow_path", "dispatch"):  # the latter before 2.11
+        if hasattr(cls, name):
+            setattr(cls, name, _explaining(getattr(cls, name)))
+            return
+
+
+def _explaining(propagate: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(propagate)
+    def propagate_or_explain(self: Any, op_call: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return propagate(self, op_call, *args, **kwargs)
+        except NotImplementedError as error:
+            better = explain(op_call.name()) if not isinstance(error, CustomOpsError) else None  # noqa: F821
+            if better is None:
+                raise
+        raise better
+
+    return propagate_or_explain
+
+
+def sharding_of(overload: OpOverload) -> Callable[..., Any] | None:
+    """The rule that DTensor has for an operator: the function given to its `register_sharding`, or torch's own."""
+    if not is_loaded():
+        return None
+    found: Callable[..., Any] | None = _dispatcher().sharding_propagator.op_strategy_funcs.get(overload)
+    return found.args[0] if isinstance(found, functools.partial) and found.args else found
+
+
+def spec_of(tensor: Any) -> Any:
+    """What a DTensor is of: mesh, placements, and the shape, strides and dtype of the whole."""
+    return tensor._spec
+
+
+def local_of(tensor: Any) -> Any:
+    """What this process has of a tensor."""
+    return tensor._local_tensor if is_dtensor(tensor) else tensor
+
+
+def is_spec(value: Any) -> bool:
+    return isinstance(value, importlib.import_module("torch.distributed.tensor._dtensor_spec").DTensorSpec)
+
+
+def is_sum(placement: Any) -> bool:
+    """Is it a part of a sum, mean or the like, to be reduced by what `reduce_op` says?"""
+    return type(placement) is public().Partial
+
+
+def spec_like(spec: Any, placements: Sequence[Any]) -> Any:
+    """The spec of the same tensor, placed otherwise."""
+    module = importlib.import_module("torch.distributed.tensor._dtensor_spec")
+    return module.DTensorSpec(spec.mesh, tuple(placements), tensor_meta=spec.tensor_meta)
+
+
+def spec_for(mesh: Any, placements: Sequence[Any], tensor: Any) -> Any:
+    """The spec of a tensor of the shape, strides and dtype of `tensor`: a tensor, or the record of these."""
+    module = importlib.import_module("torch.distributed.tensor._dtensor_spec")
+    stride = tensor.stride() if isinstance(tensor, torch.Tensor) else tensor.stride
+    return module.DTensorSpec(mesh, tuple(placements), module.TensorMeta(tensor.shape, stride, tensor.dtype))
+
+
+def placed(mesh: Any, local: Any, whole: Any, placements: Sequence[Any]) -> Any:
+    """A DTensor of a local part; `whole` has the shape and dtype of the whole."""
+    return as_dtensor(local, spec_for(mesh, placements, whole))
+
+
+def as_dtensor(local: Any, spec: Any) -> Any:
+    return public().DTensor(local, spec, requires_grad=local.requires_grad)
+
+
+def replicates_implicitly() -> bool:
+    """Are plain tensors taken for replicated ones, as in ``implicit_replication()``?"""
+    return bool(_dispatcher()._allow_implicit_replication)
+
+
+def with_plain_tensors(tensors: Sequence[torch.Tensor]) -> contextlib.AbstractContextManager[Any]:
+    """Among DTensors, take tensors that a function makes of nothing for replicated ones."""
+    if not is_loaded() or not any(map(is_dtensor, tensors)):
+        return contextlib.nullcontext()
+    experimental: Any = importlib.import_module("torch.distributed.tensor.experimental")
+    context: contextlib.AbstractContextManager[Any] = experimental.implicit_replication()
+    return context
+
+
+def takes_part(mesh: Any) -> bool:
+    """Is this process one of the mesh?"""
+    return bool(mesh._is_current_rank_part_of_mesh())
+
+
+def cost(current: Any, target: Any) -> Any:
+    """What it costs to place a tensor otherwise; infinite where that cannot be."""
+    module = importlib.import_module("torch.distributed.tensor._collective_utils")
+    return module.redistribute_cost(current, target)
+
+
+def redistributed(op: OpOverload, local: Any, current: Any, target: Any) -> Any:
+    """The local part of a tensor that is placed otherwise. Collective: all processes of the mesh call it."""
+    observer = getattr(
+        importlib.import_module("torch.distributed.tensor._utils"), "ExplicitRedistributionContext", None
+    )
+    if observer is not None:
+        observer.observe_redistribution(current, target, f"{op}: implicit redistribution from {current} to {target}")
+    module = importlib.import_module("torch.distributed.tensor._redistribute")
+    return module.redistribute_local_tensor(local, current, target)
+
+
+def call_on_fakes(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What a call returns for whole tensors without data, of their specs. A compiler that traces does not see it."""
+    guards, proxies = map(importlib.import_module, ("torch._guards", "torch.fx.experimental.proxy_tensor"))
+    kind: Any = importlib.import_module("torch.distributed.tensor._dtensor_spec").DTensorSpec
+
+    def fake(value: Any) -> Any:
+        if not isinstance(value, kind):
+            return value
+        meta, device = value.tensor_meta, value.mesh.device_type
+        return torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device=device)
+
+    mode = guards.detect_fake_mode() or torch._subclasses.FakeTensorMode()
+    with _one_rank(), mode, proxies.disable_proxy_modes_tracing(), torch.no_grad():
+        args, kwargs = tree_map(fake, (args, kwargs), is_leaf=lambda value: isinstance(value, kind))
+        return op(*args, **kwargs)
+
+
+def _one_rank() -> contextlib.AbstractContextManager[Any]:
+    """What is done once, also where `LocalTensorMode` does all for each of several ranks."""
+    module = sys.modules.get("torch.distributed._local_tensor")
+    return module.maybe_disable_local_tensor_mode() if module is not None else contextlib.nullcontext()
+
+
+def aliasing(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
+    """The result of a view op, made to share the storage of the argument."""
+    module = importlib.import_module("torch.utils._python_dispatch")
+    return module.return_and_correct_aliasing(op, args, kwargs, result)
+
+
+# Ranks that are simulated ---------------------------------------------------------------------------------------------
+
+#: Without: no sharding rule is derived from a plain function
+#: The first rank of simulated meshes: DTensor keeps what it decided by mesh, and these must be equal to no other.
+_FIRST = 1_000_000
+
+
+@functools.cache
+def simulated_mesh(device_type: str, shape: tuple[int, ...], rank: int) -> Any:
+    """A mesh without processes, seen from the process at `rank`; no other mesh is equal to it."""
+    size = math.prod(shape)
+    first = _FIRST * (rank + 1)
+    ranks, names = torch.arange(first, first + size).view(shape), tuple(f"customops_{i}" for i in range(len(shape)))
+    module = importlib.import_module("torch.distributed.device_mesh")
+    return module.DeviceMesh(device_type, ranks, mesh_dim_names=names, _init_backend=False, _rank=first + rank)
+
+
+@contextlib.contextmanager
+def simulating() -> Iterator[None]:
+    """Run as if no mode was active and no compiler traced, without gradients."""
+    with _one_rank(), torch.utils._python_dispatch._disable_current_modes(), torch.no_grad():
+        yield
+
+
+#: Without: opcheck does not check gradients of DTensors
+_meshes = itertools.count()
+
+
+def ranks_can_be_simulated() -> bool:
+    """Can a default process group be made here, and its ranks run in this process?"""
+    is_free = torch.distributed.is_available() and not torch.distributed.is_initialized()
+    return is_free and importlib.util.find_spec("torch.distributed._local_tensor") is not None
+
+
+@contextlib.contextmanager
+def simulated_ranks(device_type: str, shape: tuple[int, ...]) -> Iterator[Any]:
+    """A mesh whose processes are all here: what is done with DTensors of `rank_tensor` is done for each of them."""
+    local: Any = importlib.import_module("torch.distributed._local_tensor")
+    fake: Any = importlib.import_module("torch.testing._internal.distributed.fake_pg")
+    names, size = tuple(f"customops_{next(_meshes)}" for _ in shape), math.prod(shape)
+    log = logging.getLogger("torch.distributed.tensor._redistribute")
+    log.disabled, before = True, log.disabled  # it advises on what a check does
+    torch.distributed.init_process_group("fake", store=fake.FakeStore(), rank=0, world_size=size)
+    try:
+        with local.LocalTensorMode(size):
+            yield torch.distributed.device_mesh.init_device_mesh(device_type, shape, mesh_dim_names=names)
+    finally:
+        torch.distributed.destroy_process_group()
+        log.disabled = before
+
+
+def rank_tensor(parts: Sequence[torch.Tensor]) -> Any:
+    """One tensor that each simulated rank has another part of."""
+    local: Any = importlib.import_module("torch.distributed._local_tensor")
+    return local.LocalTensor(dict(enumerate(parts)))
+
+
+def full(tensor: Any) -> Any:
+    """The whole tensor in each process."""
+    return tensor.full_tensor() if is_dtensor(tensor) else tensor
+
+
+def whole_of(tensor: Any) -> torch.Tensor:
+    """What a DTensor of simulated ranks is of; raises where ranks have different values of it."""
+    value = full(tensor)
+    whole: torch.Tensor = value.reconcile() if hasattr(value, "reconcile") else value
+    return whole
