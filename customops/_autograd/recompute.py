@@ -251,6 +251,7 @@ def _gradients(
     if not pairs or not inputs:
         return [None] * len(inputs)
     ends, grads = zip(*pairs, strict=True)
-    return torch.autograd.grad(
-        ends, inputs, grads, allow_unused=True, create_graph=torch.is_grad_enabled(), retain_graph=retain_graph
-    )
+    with _torch.distributed.with_plain_tensors(grads):
+        return torch.autograd.grad(
+            ends, inputs, grads, allow_unused=True, create_graph=torch.is_grad_enabled(), retain_graph=retain_graph
+        )

@@ -27,19 +27,20 @@ SECTIONS = {
         "writes",
         "compiled",
         "tensor_parallel_and_fsdp",
+        "fifteen_in_two",
     ),
-    4: ("two_dimensions", "both_at_once"),
+    4: ("two_dimensions", "both_at_once", "fifteen_in_four"),
 }
 
 
-@pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, int], dict[str, str]]:
+@pytest.mark.parametrize("world", SECTIONS)
+def test_in_processes(tmp_path: Path, world: int) -> None:
+    """All sections in one test: a worker that steals one would start the processes again."""
     program: Any = importlib.import_module("helpers.sharding")
-    folder = tmp_path_factory.mktemp("sharding")
     before = {name: os.environ.get(name) for name in ("TORCHINDUCTOR_CACHE_DIR", "TORCHINDUCTOR_COMPILE_THREADS")}
-    os.environ |= {"TORCHINDUCTOR_CACHE_DIR": str(folder / "caches"), "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+    os.environ |= {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "caches"), "TORCHINDUCTOR_COMPILE_THREADS": "1"}
     try:
-        process = multiprocessing.get_context("spawn").Process(target=program.run, args=(str(folder),))
+        process = multiprocessing.get_context("spawn").Process(target=program.run, args=(str(tmp_path), world))
         process.start()
     finally:
         for name, value in before.items():
@@ -48,17 +49,13 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, int], d
     if process.is_alive():
         process.kill()
         process.join()
-    assert {world: (*sections,) for world, sections in program.SECTIONS.items()} == SECTIONS
-    return {(world, rank): read(folder / f"{world}_{rank}.json") for world in SECTIONS for rank in range(world)}
+    assert (*program.SECTIONS[world],) == SECTIONS[world]
+    for rank in range(world):
+        found = read(tmp_path / f"{world}_{rank}.json")
+        for section in SECTIONS[world]:
+            error = found.get(section, "the process did not come to it")
+            assert not error, f"{section}, process {rank} of {world}:\n{error}"
 
 
 def read(file: Path) -> dict[str, str]:
     return json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}  # type: ignore[no-any-return]
-
-
-@pytest.mark.parametrize(("world", "section"), [(world, name) for world, names in SECTIONS.items() for name in names])
-def test_section(results: dict[tuple[int, int], dict[str, str]], world: int, section: str) -> None:
-    for (of, rank), found in results.items():
-        if of == world:
-            error = found.get(section, "the process did not come to it")
-            assert not error, f"process {rank} of {world}:\n{error}"
