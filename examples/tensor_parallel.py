@@ -2,7 +2,8 @@
 
     $ python examples/tensor_parallel.py     # four processes on gloo; the losses are those of one process
 
-The ops get DTensors: `rms_norm` sequences that are split over processes, `swiglu` features that are.
+The ops get DTensors: `rms_norm` sequences that are split over processes, `swiglu` features that are. Their fake impls,
+gradients and sharding rules follow from a plain function each.
 """
 
 from __future__ import annotations
@@ -34,50 +35,22 @@ from customops import custom_op
 # Ops ------------------------------------------------------------------------------------------------------------
 
 
-@custom_op("examples::sharded_rms_norm", mutates_args=())
+def plain_rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight
+
+
+@custom_op("examples::sharded_rms_norm", mutates_args=(), reference=plain_rms_norm)
 def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:
-    """Launches a kernel, elsewhere."""
-    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight
+    return plain_rms_norm(x, weight, eps)  # launch a kernel here
 
 
-@rms_norm.register_fake
-def _(x: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:
-    return torch.empty_like(x)
+def plain_swiglu(gate: Tensor, up: Tensor) -> Tensor:
+    return F.silu(gate) * up
 
 
-@rms_norm.register_autograd_from
-def _(x: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:
-    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight
-
-
-@rms_norm.register_sharding
-def _(x: Any, weight: Any, eps: float = 1e-6) -> Any:
-    """Any dimension may be split but the last one, which is reduced."""
-    return [([Shard(dim)], [Shard(dim), Replicate(), None]) for dim in range(x.ndim - 1)] + [
-        ([Replicate()], [Replicate(), Replicate(), None])
-    ]
-
-
-@custom_op("examples::sharded_swiglu", mutates_args=())
+@custom_op("examples::sharded_swiglu", mutates_args=(), reference=plain_swiglu)
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
-    return F.silu(gate) * up
-
-
-@swiglu.register_fake
-def _(gate: Tensor, up: Tensor) -> Tensor:
-    return torch.empty_like(gate)
-
-
-@swiglu.register_autograd_from
-def _(gate: Tensor, up: Tensor) -> Tensor:
-    return F.silu(gate) * up
-
-
-@swiglu.register_sharding
-def _(gate: Any, up: Any) -> Any:
-    """Every element by itself."""
-    placements = [*map(Shard, range(gate.ndim)), Replicate()]
-    return [([each], [each, each]) for each in placements]
+    return plain_swiglu(gate, up)  # launch a kernel here
 
 
 @rms_norm.register_samples

@@ -12,12 +12,12 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 #: Lines and files of the package, and of the pytest plugin.
-SIZES = {"customops": (37297, 149), "customops_pytest": (975, 7)}
+SIZES = {"customops": (40571, 159), "customops_pytest": (977, 7)}
 
 #: Calls of functions of the package, and changes of file between them.
 WALKS = {
     "define": (168, 98),  # with torch 2.14 and later; 166 before
-    "register_fake": (17, 12),
+    "register_fake": (17, 13),
     "register_autograd": (31, 18),
     "first call": (109, 57),
     "call": (2, 1),

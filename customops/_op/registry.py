@@ -228,8 +228,10 @@ class Registry(Ops, _describe.Listed):
             if on_conflict == "skip" and is_there:
                 return declared or self.adopt(qualname)
             is_lazy = self.lazy if given.lazy is None else given.lazy
-            known = _torch.library.torch_op_of(qualname)
-            old = known if isinstance(known, CustomOpDef) else None
+            old = None
+            if is_there and (given.reference or given.shapes):  # what comes back if these are refused
+                known = _torch.library.torch_op_of(qualname)
+                old = known if isinstance(known, CustomOpDef) else None
             if is_lazy and (not is_there or (on_conflict == "replace" and not is_defined)):
                 if declared is not None:
                     declared._owner.drop(declared, replaced(qualname, location_of(fn), fn))

@@ -56,10 +56,7 @@ class KernelRule(Rule[str | None, Fn]):
     switches: tuple[tuple[str, bool], ...] = ()
     #: The line by which calls are validated, and the kernels behind that.
     _shapes: Shapes | None = None
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._validated: dict[Fn, Fn] = {}
+    _validated: dict[Fn, Fn]
 
     @property
     def kernels(self) -> dict[str | None, Fn]:

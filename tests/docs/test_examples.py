@@ -31,12 +31,14 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 DEVICES = {"numpy_device"}
 #: Under Triton's interpreter, which has to be there before Triton is imported: in processes of their own, too.
 INTERPRETED = {"triton_rms_norm"}
+#: Its ops are for several processes: see tests/distributed.
+IN_PROCESSES = {"tensor_parallel"}
 #: What examples need besides torch.
 NEEDS = {"numba_scan": "numba", "tvm_ffi_add": "tvm_ffi", "jax_gelu": "jax", "warp_axpy": "warp"}
 PATHS = sorted(
     path
     for path in EXAMPLES.glob("*.py")
-    if path.stem not in DEVICES | INTERPRETED and importlib.util.find_spec(NEEDS.get(path.stem, "torch"))
+    if path.stem not in DEVICES | INTERPRETED | IN_PROCESSES and importlib.util.find_spec(NEEDS.get(path.stem, "torch"))
 )
 STEMS = [path.stem for path in PATHS]
 OPS = [

@@ -42,6 +42,7 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "register_reference": (lambda x: x * 2,),
     "register_flops": (lambda x: x.numel(),),
     "register_shapes": ("*n -> *n",),
+    "register_sharding": (lambda x: [],),
     "register_autocast": ("cpu", torch.bfloat16),
     "register_vmap": ("sequential",),
     "register_torch_dispatch": (torch.utils._python_dispatch.TorchDispatchMode, lambda mode, func, types, args, kw: 0),
@@ -67,7 +68,7 @@ def test_where_the_function_stands() -> None:
     for name, row in REGISTRATIONS.items():
         _, *parameters = inspect.signature(getattr(CustomOpDef, name)).parameters
         if row.function is not None:
-            assert parameters[row.function] in ("fn", "func", "backward", "jvp", "pattern")
+            assert parameters[row.function] in ("fn", "func", "backward", "jvp", "pattern", "rule")
         else:
             assert not {"fn", "func"} & set(parameters)
 
