@@ -340,6 +340,30 @@ def test_a_plain_function_that_returns_too_much(double: Op) -> None:
         double(split(torch.ones(4), mesh, Shard(0)))
 
 
+def test_a_line_of_shapes_gives_a_rule(registry: Registry) -> None:
+    """Along `parallel` nothing is gathered, and over `reduces` partial sums are left; other dimensions are gathered."""
+    op = registry.custom_op("tests_sharding_rules::mm", torch.mm, schema="(Tensor x, Tensor y) -> Tensor")
+    op.register_shapes("n k, k m -> n m", parallel="n m", reduces="k")
+    x, y = numbers(4, 6), numbers(6, 5)
+    assert {rule.name for rule in op.describe().rules if rule.kind == "sharding"} == {"by the shapes"}
+    with ranks(2) as mesh:
+        for of_x, of_y, of_result in (
+            (Shard(0), Replicate(), Shard(0)),
+            (Replicate(), Shard(1), Shard(1)),
+            (Shard(1), Shard(0), Partial()),
+        ):
+            result = op(split(x, mesh, of_x), split(y, mesh, of_y))
+            assert result.placements == (of_result,)
+            torch.testing.assert_close(whole(result), x @ y)
+    op.register_shapes("n k, k m -> n m", parallel="n")
+    with ranks(2) as mesh:
+        result = op(split(x, mesh, Shard(1)), split(y, mesh, Shard(1)))
+        torch.testing.assert_close(whole(result), x @ y)
+    assert customops.check(op, [(x, y)], only=["test_shapes", "test_sharding"]).passed
+    op.register_shapes("n k, k m -> n m", parallel="k")
+    assert "test_shapes" in {failure.check for failure in customops.check(op, [(x, y)], only="test_shapes").failures}
+
+
 def test_a_plain_function_that_reads_data(registry: Registry) -> None:
     """Nothing is known of it, so all of the tensors is gathered."""
     op = registry.custom_op("tests_sharding_rules::reads", lambda x: x * 2, schema="(Tensor x) -> Tensor")
