@@ -24,7 +24,7 @@ from customops import _torch
 from customops._dispatch.operator import OperatorHandle
 from customops._rules.reference import Reference
 from customops._rules.sharding import ShardedCall, Strategy, key_of
-from customops.errors import KernelError, UnsupportedError
+from customops.errors import KernelError, UnsupportedError, where
 
 __tracebackhide__ = True  # pytest leaves the frames out
 
@@ -44,6 +44,10 @@ class DerivedRule:
     def __init__(self, operator: OperatorHandle, reference: Reference) -> None:
         self.operator, self.reference = operator, reference
         self._known: dict[Any, Any] = {}
+
+    @property
+    def place(self) -> str:
+        return where(self.reference.plain)
 
     def traced(self) -> Any:
         return self.reference.plain

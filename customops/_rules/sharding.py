@@ -129,6 +129,10 @@ class StatedRule:
         parameters = operator.schema if lowering is None else lowering.parameters
         self.bound = bind_kernel(fn, parameters, operator.qualname, "sharding rule")
 
+    @property
+    def place(self) -> str:
+        return where(self.fn)
+
     def traced(self) -> Any:
         return self.fn
 
@@ -210,6 +214,10 @@ class LineRule:
 
     def __init__(self, shapes: Shapes) -> None:
         self.shapes = shapes
+
+    @property
+    def place(self) -> str:
+        return f"parallel= and reduces= of {self.shapes.said!r}"
 
     def traced(self) -> Any:
         return self.shapes.said

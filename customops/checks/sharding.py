@@ -21,7 +21,6 @@ from customops.checks._inputs import quiet, tensors_in
 from customops.checks._outcome import NotExercised, in_short, require
 from customops.checks._runs import difference, results_of, steady_results
 from customops.checks._trial import Trial
-from customops.errors import where
 
 #: Meshes, and of how many placements on them gradients are looked at.
 _MESHES = {(2,): 3, (3,): 0, (2, 2): 1}
@@ -185,7 +184,7 @@ class _Sharded:
             "the sharding rule is wrong: split over processes, a call has another result",
             expected=f"on a mesh of {size}: {inputs} -> {results or 'no results'}",
             got=got,
-            where=where(self.rule.fn),
+            where=self.rule.place,
             fix=_FIX,
         )
 

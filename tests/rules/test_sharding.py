@@ -360,6 +360,10 @@ def test_a_line_of_shapes_gives_a_rule(registry: Registry) -> None:
         result = op(split(x, mesh, Shard(1)), split(y, mesh, Shard(1)))
         torch.testing.assert_close(whole(result), x @ y)
     assert customops.check(op, [(x, y)], only=["test_shapes", "test_sharding"]).passed
+    op.register_shapes("n k, k m -> n m", reduces="m")
+    (failure,) = customops.check(op, [(x, y)], only="test_sharding").failures
+    assert "the sharding rule is wrong" in failure.problem
+    assert failure.error.where == "parallel= and reduces= of 'n k, k m -> n m'"
     op.register_shapes("n k, k m -> n m", parallel="k")
     assert "test_shapes" in {failure.check for failure in customops.check(op, [(x, y)], only="test_shapes").failures}
 
