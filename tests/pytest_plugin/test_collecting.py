@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from helpers.projects import Project
 
+from customops.checking import _check
+
 FEW = ("--customops-checks", "test_schema,test_faketensor")
 
 FAILURE = """\
@@ -175,7 +177,7 @@ def test_a_sample_that_the_op_refuses_is_a_fault_once(project: Project) -> None:
     assert "a sample does not fit the operator" in said
 
 
-def test_what_was_left_out_of_a_slow_op_is_said(project: Project) -> None:
-    project.write("conftest.py", "from customops.checking import _check\n_check._SLOW['normal'] = -1.0\n")
+def test_what_was_left_out_of_a_slow_op_is_said(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(_check._SLOW, "normal", -1.0)
     said = project.run("--customops", f"{project.ops}.py", "--customops-ops", "*::double", *FEW, status=0)
     assert "NS::double[sample1-inputs]: incomplete: inputs left out (-1 s)" in said
