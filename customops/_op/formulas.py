@@ -293,8 +293,8 @@ class RegisterFormulas(HasSignature[P, R]):
         """Register what the shapes of the tensors are, and what follows from it.
 
         Calls are validated: an error names the dimension and the tensors that disagree. These follow: the fake impl,
-        whose results are contiguous; the vmap rule, if all results begin with ``*name`` or ``...``; the sharding of
-        DTensors along `parallel` and `reduces`.
+        whose results are contiguous; the vmap rule, if all results begin with ``*name`` or ``...``, which is parallel;
+        the sharding of DTensors along `parallel` and `reduces`.
 
         Args:
             line: as ``"*batch n k, k m -> *batch n m"``: an entry for each tensor argument and each returned tensor.
@@ -302,15 +302,16 @@ class RegisterFormulas(HasSignature[P, R]):
                 ``+ - * //``; ``?k`` is a size of a result that depends on data. ``*batch`` or ``...`` is any number of
                 dimensions. The entry of a list is for each of its tensors; ``*n`` in it is a size that they need not
                 share, and in a result the sum of these. Or a function of the op's arguments that returns a line.
-            parallel: the dimensions along which the op computes independently, as ``"*batch n m"``.
-            reduces: the dimensions over which it sums, as ``"k"``.
+            parallel: the dimensions of all results along which the op computes independently, as ``"*batch n m"``.
+            reduces: the dimensions over which it sums, as ``"k"``. They are in no result.
             flops: the number of floating-point operations of a call, as ``"2*batch*n*k*m"``.
             dtype: the dtype of the results, or the name of a tensor that has it; a tuple for several. None: that
                 of the first tensor.
             lib: the registration ends when this library is destroyed.
 
         Raises:
-            DefinitionError: the line does not fit the schema, or leaves the size of a result open.
+            DefinitionError: the line does not fit the schema, or leaves the size of a result open; an option names what
+                the line does not, or a dimension that cannot be split; the op returns other things than new tensors.
 
         Example:
             >>> matmul.register_shapes("*batch n k, k m -> *batch n m", flops="2*batch*n*k*m")

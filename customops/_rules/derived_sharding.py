@@ -30,6 +30,8 @@ __tracebackhide__ = True  # pytest leaves the frames out
 
 #: How many placements of the inputs are tried, and how many are considered.
 _MOST_TRIED, _MOST_CONSIDERED = 128, 4096
+#: For how many kinds of calls is kept what was found.
+_MOST_KNOWN = 1024
 #: Constants of up to so many elements are compared by value.
 _SMALL = 64
 
@@ -64,6 +66,8 @@ class DerivedRule:
         sums = tuple(tuple({p for p in spec.placements if _torch.distributed.is_sum(p)}) for spec in call.specs)
         key = (inputs.key, size, sums)
         if key not in self._known:
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
             self._known[key] = list(self._search(inputs, whole, size, sums))
         found: list[Strategy] = self._known[key]
         return found
@@ -114,7 +118,7 @@ class DerivedRule:
             if self._seen_from(last, inputs, placements, shape) != found:
                 raise _Refused()
             # The mean of means is the mean only of parts of one size.
-            if any(_torch.distributed.is_sum(each) and each.reduce_op != "sum" for each in _leaves(found)):
+            if any(_torch.distributed.is_sum(each) and each.reduce_op == "avg" for each in _leaves(found)):
                 raise _Refused()
         return found
 
@@ -259,6 +263,7 @@ class _Calls(_torch.tensors.TorchDispatchMode):
         self._in_dtensor = False  # is DTensor at work on a call?
         self._tensors: list[Tensor] = []  # they are kept, and so are their ids
         self._numbers: dict[int, int] = {}
+        self._constants: list[Tensor] = []
         self._origins: list[frozenset[int]] = []  # the inputs of which each was made
         for i, tensor in enumerate(inputs):
             self._number(tensor, frozenset([i]))
@@ -279,6 +284,7 @@ class _Calls(_torch.tensors.TorchDispatchMode):
         if id(tensor) in self._numbers:
             return "tensor", self._numbers[id(tensor)]
         if tensor.is_meta or tensor.numel() > _SMALL:
+            self._constants.append(tensor)  # while it is there, no other has its id
             return "constant", id(tensor)
         return "constant", tensor.dtype, tuple(tensor.shape), repr(tensor.tolist())
 

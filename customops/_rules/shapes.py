@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import functools
+import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -17,7 +20,7 @@ from customops._dispatch.operator import OperatorHandle
 from customops._dispatch.registrations import Undo, nothing
 from customops._dispatch.results import given
 from customops._dispatch.rule import Rule
-from customops._rules.vmap import Operands
+from customops._rules.vmap import Operands, _Strategy
 from customops._schema.model import Argument
 from customops._schema.shapes import Dim, Entry, Line, solved
 from customops.errors import ArgumentError, DefinitionError, KernelError, brief, where
@@ -37,7 +40,13 @@ class Sizes(NamedTuple):
 
     def value(self, code: str, /, **others: Any) -> Any:
         """The value of code as `Dim.code` has it."""
-        return eval(code.replace("$d_", "").replace("$", "_"), {"__builtins__": {}, **others}, self.names)
+        names = self.products | self.names
+        return eval(code.replace("$d_", "").replace("$", "_"), {"__builtins__": {}, **others}, names)
+
+    @property
+    def products(self) -> dict[str, Any]:
+        """Of each name that stands for several dimensions, their product."""
+        return {name: functools.reduce(operator.mul, star, 1) for name, star in self.stars.items()}
 
 
 class Shapes:
@@ -58,11 +67,11 @@ class Shapes:
         self.line: Line | None = None
         if isinstance(said, str):
             self.line = self._line(said)
-            known = {*self.line.names, *(f"*{name}" for name in self.line.stars)}
             for option, names in (("parallel", self.parallel), ("reduces", self.reduces)):
                 for name in names:
-                    if name not in known:
-                        raise self._error(f"{option}= names no dimension of the line", ", ".join(sorted(known)), name)
+                    self._check_split(self.line, option, name)
+            if flops is not None:
+                self._check_formula(flops, {*self.line.names, *self.line.stars})
         elif callable(said):
             self._function = bind_kernel(said, self.schema, self.op, "function of shapes", warn=True)
         else:
@@ -82,6 +91,48 @@ class Shapes:
 
     def _error(self, problem: str, expected: str, got: str) -> DefinitionError:
         return DefinitionError(problem, op=self.op, expected=expected, got=got)
+
+    def _check_split(self, line: Line, option: str, name: str) -> None:
+        """Raise unless a dimension may be split: it is a whole one wherever it stands, and of each tensor at most one.
+
+        A part of an expression, or of what an integer argument says, would be of another size than the line says.
+        """
+        known = {f"*{star}" if star != "..." else star for star in line.stars} | {*line.names}
+        inputs, outputs = [[*entries] for entries in (line.inputs.values(), line.outputs)]
+        problem, among = "names no dimension of the line", ", ".join(sorted(known))
+        if name in known:
+            stands = {id(entry): [*_texts(entry)].count(name) for entry in (*inputs, *outputs)}
+            in_outputs = [stands[id(entry)] for entry in outputs]
+            dims = [dim for entry in (*inputs, *outputs) for dim in entry.dims]
+            whole = () if name.startswith("*") else ("name",)  # ``batch`` is the product of ``*batch``
+            parts = [part for dim in dims if dim.kind not in whole for part in dim.names]
+            among = "a whole dimension of each tensor that has it, and of no integer argument"
+            if not any(stands[id(entry)] for entry in inputs) or max(stands.values()) > 1:
+                problem = "names a dimension that no argument has, or one tensor twice"
+            elif name in line.integers or name.removeprefix("*") in parts:
+                problem = "names a dimension that is also part of an expression, or an integer argument"
+            elif option == "parallel" and not all(in_outputs):
+                problem, among = "names a dimension that is not in every result", "a dimension of all results"
+            elif option == "reduces" and any(in_outputs):
+                problem, among = "names a dimension of a result", "a dimension that the results do not have"
+            else:
+                return
+        raise self._error(f"{option}= {problem}", among, name)
+
+    def _check_formula(self, formula: str, known: set[str]) -> None:
+        """Raise unless a formula is made of names of the line, numbers and operators."""
+        nodes: list[Any] = [None]  # of a text that is no expression
+        with contextlib.suppress(SyntaxError):
+            nodes = list(ast.walk(ast.parse(formula.strip(), mode="eval").body))
+        names = {node.id for node in nodes if isinstance(node, ast.Name)}
+        kinds = (ast.Name, ast.Constant, ast.BinOp, ast.operator, ast.Load)
+        if not names <= known or not all(isinstance(node, kinds) for node in nodes):
+            unknown = ", ".join(sorted(names - known))
+            raise self._error(
+                f"flops= names what the line does not: {unknown}" if unknown else "flops= is no formula",
+                f"{', '.join(sorted(known))}, numbers and operators",
+                formula,
+            )
 
     def _line(self, text: str) -> Line:
         if text not in self._lines:
@@ -135,8 +186,15 @@ class Shapes:
                     code = "$size" if kind == "bind" else solved(dim.text, name)
                     sizes.names[name] = self._value(code or "", dim.text, sizes, label, size)
                     places[name] = label
+                    if kind == "solve" and type(sizes.names[name]) is int and sizes.names[name] < 0:
+                        self._refuse(f"{dim.text} is {size} in {label}, which makes {name} {sizes.names[name]}")
                 else:
                     self._compare(dim, size, sizes, label, places)
+        for i, entry in enumerate(line.outputs):
+            for dim in (dim for dim, _ in entry.places() if dim.kind == "expression"):
+                size = self._value(dim.code, dim.text, sizes, f"result {i}")
+                if type(size) is int and size < 0:
+                    self._refuse(f"{dim.text} of result {i} is {size}")
         return line, sizes
 
     def _value(self, code: str, text: str, sizes: Sizes, label: str, size: Any = None) -> Any:
@@ -224,9 +282,18 @@ class Shapes:
 
     @property
     def is_batched(self) -> bool:
-        """Does the line take any dimensions in front, which are independent, and return them?"""
-        outputs = self.line.outputs if self.line is not None else []
-        return bool(outputs) and all(entry.star and not entry.before for entry in outputs)
+        """Does the line take any dimensions in front, which are said to be independent, and return them?"""
+        if self.line is None or not self.line.outputs or self.schema.mutated:
+            return False
+        star = self.line.outputs[0].star
+        has_it = [entry for entry in self.line.entries if entry.star == star]
+        return (
+            (star if star == "..." else f"*{star}") in self.parallel
+            and all(entry.star == star for entry in self.line.outputs)
+            and not any(entry.before for entry in has_it)
+            and not any(dim.kind == "data" for entry in self.line.outputs for dim in entry.dims)
+            and torch.Tag.nondeterministic_seeded not in self.operator.tags  # elements draw their own numbers
+        )
 
     def vmap(self, info: Any, in_dims: tuple[Any, ...], /, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         """The batching rule: one call, with the batch among the dimensions that the line has in front."""
@@ -234,6 +301,10 @@ class Shapes:
         operands = Operands(self.schema)
         values, others = operands.join(args, kwargs)
         star = self.line.outputs[0].star
+        for argument, dims in zip(operands.arguments, in_dims, strict=True):
+            is_batched = any(dim is not None for dim in (dims if isinstance(dims, list) else [dims]))
+            if is_batched and self.line.inputs[argument].star != star:  # the line has no place for it
+                return _Strategy("sequential", self.operator)(info, in_dims, *args, **kwargs)
 
         def place(argument: Argument, x: Any, dim: Any) -> Any:
             if isinstance(x, (list, tuple)) and argument.holds_tensors:
@@ -242,17 +313,7 @@ class Shapes:
                 return x
             assert self.line is not None
             entry = self.line.inputs[argument]
-            is_ready = entry.star == star and not entry.before
-            if dim is not None and not is_ready:
-                raise KernelError(
-                    "vmap over a tensor that the line has no leading dimensions for",
-                    op=self.op,
-                    argument=argument.shown,
-                    expected=f"*{star} in front",
-                    got=entry.text,
-                    fix='register_vmap("sequential")',
-                )
-            if not is_ready:
+            if entry.star != star:
                 return x
             return x.movedim(dim, 0) if dim is not None else x.expand(info.batch_size, *x.shape)
 
@@ -263,8 +324,7 @@ class Shapes:
         """The floating-point operations of a call, by the formula of the line."""
         assert self.flops_formula is not None
         _, sizes = self.sizes(args, kwargs)
-        products = {name: functools.reduce(operator.mul, star, 1) for name, star in sizes.stars.items()}
-        return eval(self.flops_formula, {"__builtins__": {}}, products | sizes.names)
+        return sizes.value(self.flops_formula.strip())
 
     def shardings(self, tensors: Sequence[tuple[Argument, int]]) -> list[tuple[list[Any], list[Any]]]:
         """``(of each return, of each tensor)``: along which dimension each may be split; None: it is not.
@@ -277,7 +337,8 @@ class Shapes:
         entries = [(self.line.inputs[argument], dims) for argument, dims in tensors]
         lengths = {entry.star: dims - len(entry.dims) for entry, dims in entries if entry.star}
         for name in (*self.parallel, *self.reduces):
-            for k in range(lengths.get(name[1:], 0)) if name.startswith("*") else (None,):
+            star = name.removeprefix("*") if name.startswith(("*", "...")) else None
+            for k in (None,) if star is None else range(lengths.get(star, 0)):
                 inputs = [_place_of(entry, name, k, dims) for entry, dims in entries]
                 outputs: list[Any] = ["sum"] * len(self.line.outputs)
                 if name in self.parallel:
@@ -286,10 +347,17 @@ class Shapes:
         return found
 
 
+def _texts(entry: Entry) -> Iterator[str]:
+    """The items of an entry, one for each dimension or star."""
+    yield from (dim.text for dim in entry.dims)
+    if entry.star:
+        yield entry.star if entry.star == "..." else f"*{entry.star}"
+
+
 def _place_of(entry: Entry, name: str, k: int | None, dims: int) -> int | None:
     """Where a dimension stands in an entry: the `k`-th of those that a star stands for."""
     if k is not None:
-        return len(entry.before) + k if f"*{entry.star}" == name else None
+        return len(entry.before) + k if entry.star and entry.star == name.removeprefix("*") else None
     found = [i % dims for dim, i in entry.places() if dim.text == name]
     return found[0] if found else None
 
@@ -340,13 +408,14 @@ def validated({parameters}):
 def _source(line: Line) -> Source | None:
     """``(arguments) -> fn(arguments)`` where the tensors fit; what is wrong is found by `Shapes.explain`.
 
-    None for a line that has more to it: lists, sizes to solve for, and names that only optional tensors have.
+    None for a line that has more to it: lists, and names that only optional tensors have. A division that is not exact
+    gives NaN, which no size is equal to.
     """
     schema = line.schema
-    if {argument.type for argument in line.arguments} - {"Tensor", "Tensor?"} or "solve" in [
-        step[0] for step in line.steps
-    ]:
+    if {argument.type for argument in line.arguments} - {"Tensor", "Tensor?"}:
         return None
+    solving = {(argument, i): name for kind, argument, _, i, name in line.steps if kind == "solve"}
+    variables_of: dict[tuple[Argument, int], str] = {}
     source, bound = Source("validated", schema), {*line.integers}
     variables = {argument.name: argument.variable for argument in schema.arguments}
     passed = [*(variables[a.name] for a in schema.positional), *(f"{a.name}={a.variable}" for a in schema.keyword_only)]
@@ -354,14 +423,17 @@ def _source(line: Line) -> Source | None:
     refuse = f"raise $explain({', '.join(passed)}) from None"
     for argument, entry in sorted(line.inputs.items(), key=lambda pair: pair[0].type):
         is_sure, targets, checks = argument.type == "Tensor", list[str](), list[str]()
-        for dim, _ in entry.places():
+        for dim, i in entry.places():
+            variables_of[argument, i] = f"$s{len(targets)}_{argument.variable}"
+            if (argument, i) in solving and not is_sure:
+                return None
             targets.append(f"$s{len(targets)}_{argument.variable}")
             if dim.kind == "name" and dim.text not in bound:
                 if not is_sure:
                     return None
                 bound.add(dim.text)
                 targets[-1] = f"$d_{dim.text}"
-            elif dim.kind != "any":
+            elif dim.kind != "any" and (argument, i) not in solving:
                 checks.append(f"{targets[-1]} != {dim.code}")
         if entry.star:
             name = f"*{entry.star}"
@@ -380,10 +452,20 @@ def _source(line: Line) -> Source | None:
             optional += [f"if {argument.variable} is not None:", "    try:", f"        {statement}"]
             optional += ["    except $ValueError:", f"        {refuse}"]
             optional += [f"    if {' or '.join(checks)}:", f"        {refuse}"] if checks else []
+    for kind, argument, dim, i, name in line.steps:
+        if kind == "solve":
+            code = (solved(dim.text, name) or "").replace("$size", variables_of[argument, i])
+            unpack.append(f"$d_{name} = {code}")
+            tests.append(f"not $d_{name} >= 0")
+            bound.add(name)
+    for dim in (dim for entry in line.outputs for dim, _ in entry.places() if dim.kind == "expression"):
+        if not bound.issuperset(dim.names):  # the product of a star
+            return None
+        tests += [f"not {dim.code} >= 0"] if "//" in dim.text or "-" in dim.text else []
     parameters = emit_parameters(schema.positional, schema.keyword_only, {})
     check = [f"if {' or '.join(tests)}:", f"    {refuse}"] if tests else []
     source.fill(
         _VALIDATED, parameters=parameters, unpack=unpack or "pass", passed=passed, optional=optional, check=check
     )
-    source.objects["exact"] = lambda a, b: a // b if b and a % b == 0 else -1
+    source.objects["exact"] = lambda a, b: a // b if b and a % b == 0 else math.nan
     return source

@@ -83,6 +83,11 @@ class Line:
         head, arrow, tail = text.partition("->")
         self.arguments = [argument for argument in schema.arguments if argument.holds_tensors]
         returns = [ret for ret in schema.returns if ret.holds_tensors]
+        other = next((ret.type for ret in returns if not ret.is_tensor and ret.type != "(Tensor)"), None)
+        other = other or next((ret.type for ret in schema.returns if not ret.holds_tensors), None)
+        if other is not None or schema.is_view:
+            what = "a view" if schema.is_view else str(other).replace("SymInt", "int")
+            raise self._error(f"the op returns {what}, of which no line tells", "new tensors", str(schema))
         if not arrow:
             raise self._error("it has no ->", 'such as "n k, k m -> n m"', text)
         self.inputs = dict(
@@ -96,7 +101,10 @@ class Line:
         self.names = list(dict.fromkeys([*self.integers, *(name for *_, name in self.steps if name)]))
         #: The names that stand for any number of dimensions.
         self.stars = {entry.star for entry in self.inputs.values() if entry.star}
-        known = {*self.names, *self.stars}
+        # What only tensors say that may be left out determines no result.
+        sure = {argument for argument in self.arguments if not argument.type.endswith("?")}
+        known = {*self.integers, *(name for _, a, _, _, name in self.steps if name and a in sure)}
+        known |= {entry.star for argument, entry in self.inputs.items() if entry.star and argument in sure}
         for entry in self.outputs:
             open_names = [name for dim in entry.dims if dim.kind != "data" for name in dim.names if name not in known]
             open_names += [dim.text for dim in entry.dims if dim.kind == "any"]
@@ -127,7 +135,7 @@ class Line:
     def _entry(self, text: str, argument: Argument | None) -> Entry:
         dims: list[Dim] = []
         at, star = None, ""
-        for item in _ITEM.findall(text):
+        for item in _ITEM.findall("" if text == "()" else text):
             is_list = argument is not None and argument.is_tensor_list
             if item == "..." or (item.startswith("*") and not (is_list or self._is_each(item[1:], argument))):
                 if at is not None:

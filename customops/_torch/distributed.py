@@ -242,7 +242,8 @@ def simulated_mesh(device_type: str, shape: tuple[int, ...], rank: int) -> Any:
 @contextlib.contextmanager
 def simulating() -> Iterator[None]:
     """Run as if no mode was active and no compiler traced, without gradients."""
-    with _one_rank(), torch.utils._python_dispatch._disable_current_modes(), torch.no_grad():
+    without_modes = torch.utils._python_dispatch._disable_current_modes()
+    with _one_rank(), without_modes, torch.inference_mode(False), torch.no_grad():
         yield
 
 

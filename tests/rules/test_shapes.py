@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Annotated, Any, NamedTuple
 
@@ -12,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import customops
 from customops import Cost, CustomOpDef, Mut, Registry
-from customops.errors import ArgumentError, DefinitionError, KernelError, SchemaError
+from customops.errors import ArgumentError, DefinitionError, KernelError, SchemaError, UnsupportedError
 
 LINE = "*batch n k, k m -> *batch n m"
 
@@ -212,17 +213,43 @@ def test_vmap(mm: Op) -> None:
     torch.testing.assert_close(torch.vmap(mm, (1, None))(x, y), x.transpose(0, 1) @ y)
     nested = torch.vmap(torch.vmap(mm, (0, None)), (0, None))
     torch.testing.assert_close(nested(x[None], y), (x @ y)[None])
-    with pytest.raises(KernelError, match="no leading dimensions"):
-        torch.vmap(mm, (0, 0))(x, torch.randn(4, 3, 5))
-    mm.register_vmap("sequential")
-    assert torch.vmap(mm, (0, 0))(x, torch.randn(4, 3, 5)).shape == (4, 2, 5)
+    ys = torch.randn(4, 3, 5)  # for the batch of which the line has no place
+    torch.testing.assert_close(torch.vmap(mm, (0, 0))(x, ys), x @ ys)
+    torch.testing.assert_close(torch.vmap(mm, (None, 0))(x[0], ys), x[0] @ ys)
 
 
 def test_vmap_of_what_is_not_batched(registry: Registry, ns: str) -> None:
     op = registry.custom_op(f"{ns}::add", lambda x, y: x + y, schema="(Tensor x, Tensor y) -> Tensor")
-    op.register_shapes("... n, ... n -> ... n")
+    op.register_shapes("... n, ... n -> ... n", parallel="... n")
     x, y = torch.randn(4, 2, 3), torch.randn(2, 3)
     torch.testing.assert_close(torch.vmap(op, (0, None))(x, y), x + y)
+
+
+def test_no_vmap_rule_follows_from_a_batch_that_is_not_independent(registry: Registry, ns: str) -> None:
+    def center(x: Tensor) -> Tensor:
+        return x - x.mean(tuple(range(x.dim() - 1)), keepdim=True)
+
+    op = registry.custom_op(f"{ns}::center", center, mutates_args=(), shapes="*batch c -> *batch c")
+    x = torch.randn(3, 4, 5)
+    with pytest.warns(UserWarning, match="no vmap rule"):
+        torch.testing.assert_close(torch.vmap(op)(x), torch.stack(list(map(center, x))))
+
+
+def test_no_vmap_rule_follows_for_ops_that_draw_or_write(registry: Registry, ns: str) -> None:
+    tags = (torch.Tag.nondeterministic_seeded,)
+    draw = registry.custom_op(f"{ns}::draw", torch.rand_like, schema="(Tensor x) -> Tensor", tags=tags)
+    draw.register_shapes("*batch n -> *batch n", parallel="*batch")
+    with pytest.warns(UserWarning, match="no vmap rule"):
+        same = torch.vmap(draw, randomness="same")(torch.zeros(2, 3))
+    assert torch.equal(same[0], same[1])
+
+    def add(x: Mut[Tensor], y: Tensor) -> Tensor:
+        return x.add_(y) * 2
+
+    write = registry.custom_op(f"{ns}::write", add)
+    write.register_shapes("*batch n, *batch n -> *batch n", parallel="*batch")
+    with pytest.warns(UserWarning, match="no vmap rule"), pytest.raises(UnsupportedError, match="not batched itself"):
+        torch.vmap(write, (None, 0))(torch.zeros(3), torch.ones(2, 3))
 
 
 def test_flops(mm: Op) -> None:
@@ -337,14 +364,70 @@ def test_wrong_options(mm: Op, registry: Registry, ns: str) -> None:
 # The checker ----------------------------------------------------------------------------------------------------------
 
 
-def test_the_line_is_checked(mm: Op) -> None:
+def test_the_line_is_checked(mm: Op, registry: Registry, ns: str) -> None:
     sample = (torch.randn(2, 4, 6), torch.randn(6, 4))
     assert customops.check(mm, sample, only="test_shapes").passed
-    for line, options, message in (
-        ("*batch n k, k m -> *batch n k", {}, "says another shape"),
-        (LINE, {"parallel": "k"}, "not computed independently"),
-        (LINE, {"reduces": "m"}, "not reduced by a sum"),
-    ):
-        mm.register_shapes(line, **options)  # type: ignore[arg-type]
-        report = customops.check(mm, sample, only="test_shapes", effort="quick")
+    most = registry.custom_op(f"{ns}::most", lambda x: x.amax(1), schema="(Tensor x) -> Tensor")
+    soft = registry.custom_op(f"{ns}::soft", lambda x: x.softmax(1), schema="(Tensor x) -> Tensor")
+    cases: list[tuple[Op, Any, str, dict[str, Any], str]] = [
+        (mm, sample, "*batch n k, k m -> *batch n k", {}, "says another shape"),
+        (soft, sample[1], "n k -> n k", {"parallel": "k"}, "not computed independently"),
+        (most, sample[1], "n k -> n", {"reduces": "k"}, "not reduced by a sum"),
+    ]
+    for op, inputs, line, options, message in cases:
+        op.register_shapes(line, **options)
+        report = customops.check(op, inputs if isinstance(inputs, tuple) else (inputs,), only="test_shapes")
         assert message in str(report), report
+
+
+@pytest.mark.parametrize(
+    ("schema", "line", "options", "message"),
+    [
+        ("(Tensor x) -> (Tensor, Tensor)", "n d -> n d, d", {"parallel": "n"}, "not in every result"),
+        ("(Tensor x, SymInt n) -> Tensor", "n d -> n d", {"parallel": "n"}, "an integer argument"),
+        ("(Tensor x) -> Tensor", "n d -> 2*n d", {"parallel": "n"}, "part of an expression"),
+        ("(Tensor x) -> Tensor", "*batch d -> batch*d", {"parallel": "*batch"}, "part of an expression"),
+        ("(Tensor x) -> Tensor", "*batch d -> *batch batch", {"parallel": "*batch"}, "part of an expression"),
+        ("(Tensor x) -> Tensor", "n n -> n n", {"parallel": "n"}, "one tensor twice"),
+        ("(Tensor x) -> Tensor", "n d -> n d", {"reduces": "n"}, "a dimension of a result"),
+        ("(Tensor x) -> Tensor", "n d -> n d", {"flops": "2*q"}, "names what the line does not: q"),
+        ("(Tensor x) -> Tensor", "n d -> n d", {"flops": "n.real"}, "is no formula"),
+        ("(Tensor x, Tensor? y) -> Tensor", "n, m -> m", {}, "nothing determines m"),
+        ("(Tensor[] xs) -> Tensor[]", "n -> n", {}, "returns Tensor[]"),
+        ("(Tensor x) -> SymInt", "n ->", {}, "returns int"),
+        ("(Tensor(a) x) -> Tensor(a)", "n -> n", {}, "returns a view"),
+    ],
+)
+def test_what_would_be_wrong_is_refused(
+    registry: Registry, ns: str, schema: str, line: str, options: dict[str, Any], message: str
+) -> None:
+    op = registry.custom_op(f"{ns}::f", lambda x, *args: x, schema=schema)
+    with pytest.raises(DefinitionError, match=re.escape(message)):
+        op.register_shapes(line, **options)
+    assert op._rules.shapes is None
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_divisions_are_exact_and_sizes_are_none_below_zero(registry: Registry, ns: str, device: str) -> None:
+    def some(x: Tensor, block: int) -> Tensor:
+        return x.new_empty(max(len(x) // block, 0))
+
+    op = registry.custom_op(f"{ns}::some", some, mutates_args=(), shapes="n -> n//block")
+    assert op(torch.ones(6, device=device), 2).shape == (3,)
+    refused(lambda: op(torch.ones(7, device=device), 2), "n//block of result 0: 2 does not divide 7")
+    refused(lambda: op(torch.ones(7, device=device), 0), "0 does not divide 7")
+    op.register_shapes("n+block-1 -> n")
+    refused(lambda: op(torch.ones(2, device=device), 6), "which makes n -3")
+    op.register_shapes("h*block -> h")
+    assert op(torch.ones(6, device=device), 2).shape == (3,)
+    refused(lambda: op(torch.ones(7, device=device), 2), "2 does not divide 7")
+
+
+def test_a_product_of_the_batch_and_no_dimensions(registry: Registry, ns: str) -> None:
+    def flat(x: Tensor, by: Tensor) -> Tensor:
+        return (x * by).reshape(-1, x.shape[-1])
+
+    op = registry.custom_op(f"{ns}::flat", flat, mutates_args=(), shapes="*batch n, () -> batch n")
+    for device in ("cpu", "meta"):
+        assert op(torch.ones(2, 3, 4, device=device), torch.ones((), device=device)).shape == (6, 4)
+    refused(lambda: op(torch.ones(2, 3), torch.ones(1)), "by (argument 2) has 1 dimensions")

@@ -291,7 +291,7 @@ def concat(xs: list[Tensor]) -> Tensor:
 
 
 def maybe(x: Tensor, bias: Tensor | None = None) -> Tensor:
-    return x.amax(0) if bias is None else x.amax(0) + bias
+    return x.amax(0) if bias is None else x.amax(0) * bias
 
 
 def numbers(*shape: int) -> Tensor:
@@ -310,6 +310,7 @@ def numbers(*shape: int) -> Tensor:
         ),
         (mean, (numbers(4, 6),), {"0 -> avg", "1 -> 0"}),
         (mean, (numbers(5, 6),), {"1 -> 0"}),
+        (maybe, (numbers(5, 6),), {"0 -> max", "1 -> 0"}),
         (mean_by_hand, (numbers(4, 6),), {"1 -> 0"}),
         (positions, (numbers(4, 6),), {"0 -> 0"}),
         (constant, (numbers(4, 6),), {"0 -> 0"}),
@@ -318,7 +319,7 @@ def numbers(*shape: int) -> Tensor:
         (concat, ([numbers(4, 3), numbers(4, 2)],), {"0 0 -> 0"}),
         (concat, ([numbers(4, 3)] * 8,), {"0 0 0 0 0 0 0 0 -> 0"}),
         (maybe, (numbers(4, 6),), {"0 -> max", "1 -> 0"}),
-        (maybe, (numbers(4, 6), numbers(6)), {"0 R -> max", "1 0 -> 0"}),
+        (maybe, (numbers(4, 6), numbers(6)), {"1 0 -> 0"}),
         (mean, (numbers(1, 6),), {"1 -> 0"}),
     ],
 )
@@ -360,12 +361,14 @@ def test_a_line_of_shapes_gives_a_rule(registry: Registry) -> None:
         result = op(split(x, mesh, Shard(1)), split(y, mesh, Shard(1)))
         torch.testing.assert_close(whole(result), x @ y)
     assert customops.check(op, [(x, y)], only=["test_shapes", "test_sharding"]).passed
-    op.register_shapes("n k, k m -> n m", reduces="m")
-    (failure,) = customops.check(op, [(x, y)], only="test_sharding").failures
+    most = registry.custom_op("tests_sharding_rules::most", lambda x: x.amax(1), schema="(Tensor x) -> Tensor")
+    most.register_shapes("n k -> n", reduces="k")
+    (failure,) = customops.check(most, [(x,)], only="test_sharding").failures
     assert "the sharding rule is wrong" in failure.problem
-    assert failure.error.where == "parallel= and reduces= of 'n k, k m -> n m'"
-    op.register_shapes("n k, k m -> n m", parallel="k")
-    assert "test_shapes" in {failure.check for failure in customops.check(op, [(x, y)], only="test_shapes").failures}
+    assert failure.error.where == "parallel= and reduces= of 'n k -> n'"
+    soft = registry.custom_op("tests_sharding_rules::soft", lambda x: x.softmax(1), schema="(Tensor x) -> Tensor")
+    soft.register_shapes("n k -> n k", parallel="k")
+    assert "test_shapes" in {failure.check for failure in customops.check(soft, [(x,)], only="test_shapes").failures}
 
 
 def test_a_plain_function_that_reads_data(registry: Registry) -> None:
