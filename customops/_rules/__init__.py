@@ -96,27 +96,23 @@ class Rules:
         return self.lines.values.get(None) if ShapesRule in self._others else None
 
     def register_shapes(self, shapes: Shapes) -> Registration:
-        """Register a line, and what follows from it."""
+        """Register a line, and what follows from it; if one fails, nothing."""
         self.lines.line_changed = lambda: self.kernel.validate(self.shapes)
-        made = [self.lines.set(None, shapes)]
+        return _all_or_none(self._following_line(shapes))
+
+    def _following_line(self, shapes: Shapes) -> Iterator[Registration]:
         theirs = {} if self.operator.has_own_rules else _torch.dispatcher.registered_at(self.operator.qualname)
+        yield self.lines.set(None, shapes)
         if not (self.fake.trivial() or "Meta" in theirs or self.operator.spec.traceable):
-            made.append(self.fake.set(None, shapes.fake, is_derived=True))
+            yield self.fake.set(None, shapes.fake, is_derived=True)
         if shapes.line is not None and (shapes.parallel or shapes.reduces):
-            made.append(self.sharding.set(None, LineRule(shapes), is_derived=True))
+            yield self.sharding.set(None, LineRule(shapes), is_derived=True)
         if shapes.is_batched and "FuncTorchBatched" not in theirs:
-            made.append(self.vmap.set(None, shapes.vmap, is_derived=True))
-        return RegistrationGroup(made)
+            yield self.vmap.set(None, shapes.vmap, is_derived=True)
 
     def register_reference(self, fn: Fn, options: ReferenceOptions) -> Registration:
         """Register the plain function, and what follows from it; if one fails, nothing."""
-        made: list[Registration] = []
-        try:
-            made.extend(self._following(Reference(fn, self.operator, options.get("like")), options))
-        except BaseException:
-            RegistrationGroup(made).unregister()
-            raise
-        return RegistrationGroup(made)
+        return _all_or_none(self._following(Reference(fn, self.operator, options.get("like")), options))
 
     def _following(self, reference: Reference, options: ReferenceOptions) -> Iterator[Registration]:
         """Register what follows from a reference. What others registered for an adopted op counts, too."""
@@ -199,3 +195,14 @@ class Rules:
     def equivalents(self) -> list[Callable[..., Any]]:
         """Functions that compilers take in the place of the op: each must compute the same, or be NotImplemented."""
         return [fn for kind in _FOR_COMPILERS if kind in self._others for fn in self._others[kind].equivalents()]
+
+
+def _all_or_none(registrations: Iterator[Registration]) -> Registration:
+    """Registrations that are made one after the other; if one fails, those before it are taken back."""
+    made: list[Registration] = []
+    try:
+        made.extend(registrations)
+    except BaseException:
+        RegistrationGroup(made).unregister()
+        raise
+    return RegistrationGroup(made)
