@@ -35,7 +35,7 @@ from customops._codegen.kernel import any_requires_grad, function_at
 from customops._dispatch.callbacks import Fn, bind
 from customops._dispatch.current_kernel import CurrentKernel
 from customops._dispatch.operator import OperatorHandle
-from customops._dispatch.registrations import Registration, RegistrationGroup, Undo, lock, nothing
+from customops._dispatch.registrations import Registration, Undo, all_or_none, lock, nothing
 from customops._dispatch.results import mutated_results
 from customops._dispatch.rule import Rule
 from customops._schema.model import Names, Schema, tensor_names
@@ -140,19 +140,14 @@ class AutogradRule(Rule[str, Formula]):
 
     def register_from(
         self, formula: RecomputedFormula, options: BackwardOptions, *, is_derived: bool = False
-    ) -> RegistrationGroup:
+    ) -> Registration:
         """Register the derivatives of a function in both modes; or neither."""
         given: Any = {"originals": formula.originals, **options}
-        made: list[Registration] = []
         pairs: list[tuple[Literal["jvp", "backward"], Fn]] = [("jvp", formula.jvp), ("backward", formula.backward)]
-        try:
-            for kind, fn in pairs[is_derived and self.operator.schema.is_view :]:  # a view has no jvp
-                setup = formula.setup_context
-                made.append(self.register(fn, setup, given, kind, is_ours=True, is_derived=is_derived))
-        except BaseException:
-            RegistrationGroup(made).unregister()
-            raise
-        return RegistrationGroup(made)
+        return all_or_none(
+            self.register(fn, formula.setup_context, given, kind, is_ours=True, is_derived=is_derived)
+            for kind, fn in pairs[is_derived and self.operator.schema.is_view :]  # a view has no jvp
+        )
 
     def _install(self, key: str, own_library: bool) -> Undo:
         operator, self.apply, self._current = self.operator, None, None
@@ -200,15 +195,14 @@ class AutogradRule(Rule[str, Formula]):
         current = self._current
         if current is None:
             with lock:
-                backward, jvp = map(self.values.get, ("backward", "jvp"))
-                # A backward by hand does not wait for what a derived jvp saves.
-                is_apart = backward is not None and jvp is not None and self.is_derived("jvp")
-                is_apart = is_apart and not self.is_derived("backward")
                 if self._current is None:
-                    current = ActiveFormulas(self.operator, backward, None if is_apart else jvp)
-                    if is_apart:
-                        current.with_tangents = ActiveFormulas(self.operator, backward, jvp)
-                    self._current = current
+                    backward, jvp = map(self.values.get, ("backward", "jvp"))
+                    both = ActiveFormulas(self.operator, backward, jvp)
+                    self._current = both
+                    if backward and jvp and self.is_derived("jvp") and not self.is_derived("backward"):
+                        # A backward by hand does not wait for what the derived jvp saves.
+                        self._current = ActiveFormulas(self.operator, backward, None)
+                        self._current.with_tangents = both
                 current = self._current
         return current
 

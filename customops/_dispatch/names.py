@@ -288,7 +288,7 @@ def use(namespace: str, is_use: bool = True) -> None:
         return
     _loading.add(here)
     try:
-        with _torch.library.without_modes():
+        with _torch.tensors.without_modes():
             for entry_point in list(waiting):
                 _load(entry_point, waiting)
     finally:

@@ -208,6 +208,8 @@ class OperatorHandle:
         self.fast_path = _fast_paths.setdefault(spec.qualname, FastPath())
         if library is not None:
             self.fast_path.clear()  # it may be that of an op that had the name
+        #: The handle of the op once it was removed and is restored.
+        self.successor: OperatorHandle | None = None
         self._added: list[Library] = []
         #: The Python kernels at each key, newest last.
         self._kernels: dict[str, list[Kernel]] = {}
@@ -215,6 +217,14 @@ class OperatorHandle:
     @property
     def _digest_key(self) -> str:
         return self.qualname
+
+    @property
+    def live(self) -> OperatorHandle:
+        """The handle of the op now, for what was registered before the op was removed and restored."""
+        handle = self
+        while handle.successor is not None:
+            handle = handle.successor
+        return handle
 
     @classmethod
     def define(cls, spec: OpSpec) -> OperatorHandle:
@@ -230,6 +240,11 @@ class OperatorHandle:
             _torch.library.destroy_library(library)
             raise
         return cls(spec, overload, library, variant)
+
+    def restored(self) -> OperatorHandle:
+        """Define the op again, after its removal."""
+        self.successor = self.define(self.spec)
+        return self.successor
 
     @classmethod
     def define_from_text(cls, name: Name, text: str, tags: tuple[torch.Tag, ...], source: str) -> OperatorHandle:

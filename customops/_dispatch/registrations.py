@@ -6,7 +6,7 @@ import functools
 import os
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from customops import _torch
 from customops._torch.library import Library
@@ -51,6 +51,17 @@ class Registration:
         if lent is None or not _torch.library.library_alive(lent):  # else the interpreter exits
             with lock:
                 self.unregister()
+
+
+def all_or_none(registrations: Iterable[Registration]) -> RegistrationGroup:
+    """Registrations that are made one after the other; if one fails, those before it are taken back."""
+    made: list[Registration] = []
+    try:
+        made.extend(registrations)
+    except BaseException:
+        RegistrationGroup(made).unregister()
+        raise
+    return RegistrationGroup(made)
 
 
 class RegistrationGroup(Registration):

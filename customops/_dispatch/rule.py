@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any, Generic, TypeVar
 
 from customops._dispatch.operator import OperatorHandle
-from customops._dispatch.registrations import Registration, RegistrationGroup, Undo, nothing
+from customops._dispatch.registrations import Registration, Undo, all_or_none, nothing
 from customops.errors import user_source
 
 __tracebackhide__ = True  # pytest leaves the frames out
@@ -107,14 +107,7 @@ class Rule(Generic[K, V]):
 
     def set_all(self, keys: Iterable[K], value: V, *, is_derived: bool = False) -> Registration:
         """`set` for several keys; if one fails, for none."""
-        made: list[Registration] = []
-        try:
-            for key in keys:
-                made.append(self.set(key, value, is_derived=is_derived))
-        except BaseException:
-            RegistrationGroup(made).unregister()
-            raise
-        return RegistrationGroup(made)
+        return all_or_none(self.set(key, value, is_derived=is_derived) for key in keys)
 
     def _unset(self, entry: _Entry[K, V]) -> None:
         key, entries = entry.key, self._entries.get(entry.key, [])

@@ -418,7 +418,7 @@ class CustomOpDef(Described[P], Register[P, R]):
             before = dict(vars(self))
             declaration.definer = threading.get_ident()
             try:
-                with outside_scopes(), _torch.library.without_modes():
+                with outside_scopes(), _torch.tensors.without_modes():
                     with asked_for_at(declaration.source):
                         spec, name = declaration.make_spec(), declaration.name
                         if _torch.library.is_defined(name.packet, name.overload):
@@ -702,7 +702,7 @@ class Ops:
         if op._declaration is not None:
             op._declare()
         else:
-            op._bind(OperatorHandle.define(op._definition.spec))
+            op._bind(op._definition.restored())
             if op._rules.has_out:
                 op._rules.out.restore()
                 op._join_out()

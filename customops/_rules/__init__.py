@@ -10,7 +10,7 @@ from customops._autograd.recompute import RecomputedFormula
 from customops._autograd.rule import AutogradRule
 from customops._dispatch.callbacks import Fn
 from customops._dispatch.operator import OperatorHandle
-from customops._dispatch.registrations import Registration, RegistrationGroup
+from customops._dispatch.registrations import Registration, all_or_none
 from customops._rules import compilers, functionalization
 from customops._rules.autocast import AutocastRule
 from customops._rules.compilers import DecompositionRule, InductorLoweringRule, ReplacementRule
@@ -98,7 +98,7 @@ class Rules:
     def register_shapes(self, shapes: Shapes) -> Registration:
         """Register a line, and what follows from it; if one fails, nothing."""
         self.lines.line_changed = lambda: self.kernel.validate(self.shapes)
-        return _all_or_none(self._following_line(shapes))
+        return all_or_none(self._following_line(shapes))
 
     def _following_line(self, shapes: Shapes) -> Iterator[Registration]:
         theirs = {} if self.operator.has_own_rules else _torch.dispatcher.registered_at(self.operator.qualname)
@@ -112,7 +112,7 @@ class Rules:
 
     def register_reference(self, fn: Fn, options: ReferenceOptions) -> Registration:
         """Register the plain function, and what follows from it; if one fails, nothing."""
-        return _all_or_none(self._following(Reference(fn, self.operator, options.get("like")), options))
+        return all_or_none(self._following(Reference(fn, self.operator, options.get("like")), options))
 
     def _following(self, reference: Reference, options: ReferenceOptions) -> Iterator[Registration]:
         """Register what follows from a reference. What others registered for an adopted op counts, too."""
@@ -195,14 +195,3 @@ class Rules:
     def equivalents(self) -> list[Callable[..., Any]]:
         """Functions that compilers take in the place of the op: each must compute the same, or be NotImplemented."""
         return [fn for kind in _FOR_COMPILERS if kind in self._others for fn in self._others[kind].equivalents()]
-
-
-def _all_or_none(registrations: Iterator[Registration]) -> Registration:
-    """Registrations that are made one after the other; if one fails, those before it are taken back."""
-    made: list[Registration] = []
-    try:
-        made.extend(registrations)
-    except BaseException:
-        RegistrationGroup(made).unregister()
-        raise
-    return RegistrationGroup(made)

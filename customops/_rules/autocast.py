@@ -118,6 +118,10 @@ def casting(
     return _torch.dynamo.outside_dynamo(autocast)
 
 
+#: For how many kinds of calls is kept what the reference told.
+_MOST_KNOWN = 1024
+
+
 class ByReference:
     """Casts inputs and results to the dtypes that they have in the reference under autocast."""
 
@@ -134,6 +138,8 @@ class ByReference:
         kinds = [(x.dtype, x.dim()) if isinstance(x, Tensor) else (type(x), repr(x)) for x in leaves]
         key = (tuple(state), tuple(kinds))
         if key not in self._known:
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
             self._known[key] = self.reference.casts(args, kwargs)
         dtypes, results = self._known[key]
         wanted = iter(dtypes)

@@ -51,7 +51,7 @@ class Equivalent:
     def substitute(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, random: bool = True) -> Any:
         """What is traced in the place of a call with fake tensors, or NotImplemented (`_torch.inductor.substitute`)."""
         try:
-            return _torch.inductor.substitute(self.operator.overload, self, args, kwargs, self._fault, random)
+            return _torch.inductor.substitute(self.operator.live.overload, self, args, kwargs, self._fault, random)
         except RecursionError as error:
             fix = "return NotImplemented for arguments on which the op itself should run"
             raise self._fault("calls the op itself, without end", fix=fix) from error

@@ -56,7 +56,7 @@ class KernelRule(Rule[str | None, Fn]):
     switches: tuple[tuple[str, bool], ...] = ()
     #: The line by which calls are validated, and the kernels behind that.
     _shapes: Shapes | None = None
-    _validated: dict[Fn, Fn]
+    _validated: dict[str | None, tuple[Fn, Fn]]
 
     @property
     def kernels(self) -> dict[str | None, Fn]:
@@ -138,9 +138,9 @@ class KernelRule(Rule[str | None, Fn]):
         fn = self._registered(device_type)
         if self._shapes is None or self.operator.options.check == "never":
             return fn
-        if fn not in self._validated:
-            self._validated[fn] = self._shapes.validated(fn)
-        return self._validated[fn]
+        if self._validated.get(device_type, (None, None))[0] is not fn:
+            self._validated[device_type] = fn, self._shapes.validated(fn)
+        return self._validated[device_type][1]
 
     def _registered(self, device_type: str | None) -> Fn:
         if not (self.switches and self._disabled(device_type)):

@@ -318,7 +318,7 @@ class Shapes:
             return x.movedim(dim, 0) if dim is not None else x.expand(info.batch_size, *x.shape)
 
         placed = [place(*each) for each in zip(operands.arguments, values, in_dims, strict=True)]
-        return operands.call(self.operator.overload, *placed, **others), 0
+        return operands.call(self.operator.live.overload, *placed, **others), 0
 
     def flops(self, /, *args: Any, **kwargs: Any) -> Any:
         """The floating-point operations of a call, by the formula of the line."""

@@ -288,6 +288,9 @@ class ShardingRule(Rule[None, Any]):
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the op with DTensors."""
+        overload = self.operator.overload
+        if self.is_derived(None) and _torch.distributed.sharding_of(overload) is not None:
+            return _torch.distributed.call_by_torch(overload, args, kwargs)  # a rule by hand counts first
         decisions, decision = self._decisions, None
         try:
             key = key_of((*args, *itertools.chain.from_iterable(kwargs.items())))

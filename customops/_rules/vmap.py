@@ -287,7 +287,7 @@ class _Strategy:
         def call(place: Callable[[Tensor, int | None], Tensor]) -> Any:
             """Call the op with what is made of each tensor and the dimension of its batch."""
             placed = [_map(place, *pair) for pair in zip(operands, in_dims, strict=True)]
-            return self.operands.call(self.operator.overload, *placed, **others)
+            return self.operands.call(self.operator.live.overload, *placed, **others)
 
         def batch_first(x: Tensor, dim: int | None) -> Tensor:
             if dim is not None:

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from customops._torch.tensors import tree_map
+from customops._torch.tensors import tree_map, without_modes
 from customops.errors import CustomOpsError
 
 _C: Any = torch._C
@@ -114,6 +114,17 @@ def sharding_of(overload: OpOverload) -> Callable[..., Any] | None:
         return None
     found: Callable[..., Any] | None = _dispatcher().sharding_propagator.op_strategy_funcs.get(overload)
     return found.args[0] if isinstance(found, functools.partial) and found.args else found
+
+
+def call_by_torch(overload: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A call with DTensors as DTensor itself makes it, by the rule of its own `register_sharding`."""
+    handlers = _dispatcher()._custom_op_handlers
+    handler = handlers.pop(overload, None)
+    try:
+        return overload(*args, **kwargs)
+    finally:
+        if handler is not None:
+            handlers[overload] = handler
 
 
 def spec_of(tensor: Any) -> Any:
@@ -224,7 +235,6 @@ def aliasing(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], resu
 
 # Ranks that are simulated ---------------------------------------------------------------------------------------------
 
-#: Without: no sharding rule is derived from a plain function
 #: The first rank of simulated meshes: DTensor keeps what it decided by mesh, and these must be equal to no other.
 _FIRST = 1_000_000
 
@@ -242,8 +252,7 @@ def simulated_mesh(device_type: str, shape: tuple[int, ...], rank: int) -> Any:
 @contextlib.contextmanager
 def simulating() -> Iterator[None]:
     """Run as if no mode was active and no compiler traced, without gradients."""
-    without_modes = torch.utils._python_dispatch._disable_current_modes()
-    with _one_rank(), without_modes, torch.inference_mode(False), torch.no_grad():
+    with _one_rank(), without_modes(), torch.no_grad():
         yield
 
 

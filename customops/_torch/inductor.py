@@ -24,6 +24,7 @@ from customops._torch.library import followed, torch_op_of
 from customops._torch.tensors import (
     TorchDispatchMode,
     is_lazy,
+    known_to_differ,
     memory_id,
     overlap,
     storage_id,
@@ -658,13 +659,7 @@ def _is_like(got: Any, want: Any) -> bool:
     if not isinstance(got, torch.Tensor) or not isinstance(want, torch.Tensor):
         return isinstance(got, torch.Tensor) is isinstance(want, torch.Tensor)
     same = (got.dtype, got.device, got.dim()) == (want.dtype, want.device, want.dim())
-    return same and not any(map(_differ, got.shape, want.shape))
-
-
-def _differ(size: Any, other: Any) -> bool:
-    """Are two sizes known to differ? Sizes that depend on data are not known."""
-    sizes = [each.node.hint if isinstance(each, torch.SymInt) else each for each in (size, other)]
-    return None not in sizes and sizes[0] != sizes[1]
+    return same and not any(map(known_to_differ, got.shape, want.shape))
 
 
 def _count(result: Any) -> str:

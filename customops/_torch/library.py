@@ -152,14 +152,6 @@ def watch_definitions(begins: Callable[[str], object], ends: Callable[[str], obj
     cls.__init__ = __init__
 
 
-@contextlib.contextmanager
-def without_modes() -> Iterator[None]:
-    """What is imported or defined in the middle of a program sees none of the modes that are active there."""
-    disable = importlib.import_module("torch.utils._python_dispatch")._disable_current_modes
-    with disable(), torch.inference_mode(False), torch.enable_grad():
-        yield
-
-
 # torch.library.Library: defining, registering, looking up, and removing without a trace -------------------------------
 
 _C: Any = torch._C

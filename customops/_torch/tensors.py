@@ -67,16 +67,28 @@ def call_on_fakes(op: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
         return op(*args, **kwargs)
 
 
+def known_to_differ(size: Any, other: Any) -> bool:
+    """Are two sizes known to differ? Sizes that depend on data are not known."""
+    sizes = [each.node.hint if isinstance(each, torch.SymInt) else each for each in (size, other)]
+    return None not in sizes and sizes[0] != sizes[1]
+
+
 def sizes_differ(size: Any, other: Any) -> bool:
-    """Do two sizes differ? Symbols that may differ, or may not, are taken to be equal from then on."""
+    """The same; symbols that are not known to differ are equal from then on."""
     if type(size) is int and type(other) is int:
         return size != other
-    known = [each.node.has_hint() if isinstance(each, torch.SymInt) else True for each in (size, other)]
-    hints = [each.node.hint if isinstance(each, torch.SymInt) else each for each in (size, other)] if all(known) else []
-    if hints and hints[0] != hints[1]:
+    if known_to_differ(size, other):
         return True
     torch._check(size == other)
     return False
+
+
+@contextlib.contextmanager
+def without_modes() -> Iterator[None]:
+    """What is imported, defined or tried in the middle of a program sees none of the modes that are active there."""
+    disable = importlib.import_module("torch.utils._python_dispatch")._disable_current_modes
+    with disable(), torch.inference_mode(False), torch.enable_grad():
+        yield
 
 
 @contextlib.contextmanager
@@ -101,8 +113,7 @@ def stand_ins(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[t
                 made[id(x)] = torch.empty(sizes, dtype=x.dtype, device=x.device, layout=x.layout)
         return made[id(x)]
 
-    without_modes = importlib.import_module("torch.utils._python_dispatch")._disable_current_modes
-    with without_modes(), torch.inference_mode(False), torch.no_grad(), mode:
+    with without_modes(), torch.no_grad(), mode:
         yield tree_map(stand_in, (args, kwargs))
 
 

@@ -7,7 +7,6 @@ ranks that torch simulates in this process, where it can.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 from collections.abc import Sequence
 from dataclasses import replace
@@ -36,15 +35,16 @@ def check(trial: Trial) -> None:
     require(all(map(_is_dense, trial.tensors)) and trial.tensors, "an input is no dense tensor, or there is none")
     trial = trial.detached()
     expected = steady_results(trial)
-    tried = 0
+    tried, problem = 0, None
     for shape, gradients in (_OF_DERIVED if rule.values[None].is_tried else _MESHES).items():
         sharded = _Sharded(trial, rule, shape)
         for i, combination in enumerate(sharded.combinations):
             sharded.compare(combination, expected)
             if i < gradients:
-                sharded.compare_gradients(combination)
+                problem = sharded.compare_gradients(combination) or problem
             tried += 1
     require(tried, "the rule splits no dimension of these inputs")
+    require(problem is None, f"the calls are right; gradients could not be compared: {problem}")
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
@@ -141,14 +141,19 @@ class _Sharded:
                 values.append(whole)
         return difference(values[0], expected, rtol=self.trial.rtol, scale=1.0)
 
-    def compare_gradients(self, combination: Sequence[Strategy]) -> None:
-        """Of results that are weighted with random numbers, the gradients through DTensor against the plain ones."""
+    def compare_gradients(self, combination: Sequence[Strategy]) -> str | None:
+        """Of results that are weighted with random numbers, the gradients through DTensor against the plain ones.
+
+        Returns why they cannot be compared, if the op has some.
+        """
         schema, op = self.call.operator.schema, self.trial.op
         wanted = [i for i, each in enumerate(self.tensors) if each.is_floating_point()]
         has_backward = "backward" in self.trial.custom_op._rules.autograd.formulas
         is_simple = has_backward and not schema.mutated and not schema.is_view and wanted
-        if not is_simple or not _torch.distributed.ranks_can_be_simulated():
-            return
+        if not is_simple:
+            return None
+        if not _torch.distributed.ranks_can_be_simulated():
+            return "there is a process group already, or torch has no LocalTensorMode"
         leaves = [each.detach().clone().requires_grad_(i in wanted) for i, each in enumerate(self.tensors)]
         try:
             args, kwargs = self.call.with_tensors(leaves)
@@ -156,9 +161,9 @@ class _Sharded:
             weights = [_numbers(each, i) for i, each in enumerate(outputs)]  # outside of ranks, each with its own
             expected = _gradients(outputs, weights, [leaves[i] for i in wanted])
         except Exception:  # test_gradients says so
-            return
+            return None
         inputs, device = self._inputs(combination), self.tensors[0].device.type
-        with quiet(), contextlib.suppress(_Unsupported), _torch.distributed.simulated_ranks(device, self.shape) as mesh:
+        with quiet(), _torch.distributed.simulated_ranks(device, self.shape) as mesh:
             distributed = []
             for i, parts in enumerate(inputs):
                 local = _torch.distributed.rank_tensor([part.detach().clone() for part in parts])
@@ -168,12 +173,13 @@ class _Sharded:
             try:
                 args, kwargs = self.call.with_tensors(distributed)
                 found = _gradients(tensors_in(op(*args, **kwargs)), weights, [distributed[i] for i in wanted])
-            except Exception as error:  # DTensor has no rule for an op in the formula, and says so
-                raise _Unsupported() from error
+            except Exception as error:  # DTensor has no rule for an op in the formula, say
+                return in_short(error, 200)
             for i, got, value in zip(wanted, found, expected, strict=True):
                 problem = None if got is None else difference(got, value, rtol=self.trial.rtol, scale=1.0)
                 if problem or (got is None) != (value is None):
                     raise self._fault(combination, f"the gradient of {self.call.names[i]}: {problem or 'None'}")
+        return None
 
     def _fault(self, combination: Sequence[Strategy], got: str) -> Exception:
         size = "x".join(map(str, self.shape))
@@ -187,10 +193,6 @@ class _Sharded:
             where=self.rule.place,
             fix=_FIX,
         )
-
-
-class _Unsupported(Exception):
-    """Gradients cannot be simulated."""
 
 
 def _words(placed: Sequence[Any]) -> str:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import pytest
 import torch
+from helpers.threads import in_threads
 from helpers.versions import needs_torch
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
@@ -209,23 +209,13 @@ def test_another_policy_of_checks(registry: Registry, ns: str) -> None:
 
 
 def test_several_threads(times: Any) -> None:
-    failed: list[BaseException] = []
-
-    def run() -> None:
+    def work() -> None:
         x = torch.randn(3, requires_grad=True)  # not one for all: torch itself may then deadlock (GIL, accumulator)
-        try:
-            for _ in range(200):
-                (gradient,) = torch.autograd.grad(times(x, x).sum(), x)
-                assert_close(gradient, 2 * x)
-        except BaseException as error:
-            failed.append(error)
+        for _ in range(200):
+            (gradient,) = torch.autograd.grad(times(x, x).sum(), x)
+            assert_close(gradient, 2 * x)
 
-    threads = [threading.Thread(target=run) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert failed == []
+    in_threads(work, 3)
 
 
 def test_ops_of_others_are_left_alone(lib: Any, ns: str) -> None:

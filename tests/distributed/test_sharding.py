@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import importlib
 import json
-import multiprocessing
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from helpers.processes import run_spawned
 
 pytestmark = [
     pytest.mark.process,
@@ -37,18 +36,7 @@ SECTIONS = {
 def test_in_processes(tmp_path: Path, world: int) -> None:
     """All sections in one test: a worker that steals one would start the processes again."""
     program: Any = importlib.import_module("helpers.sharding")
-    before = {name: os.environ.get(name) for name in ("TORCHINDUCTOR_CACHE_DIR", "TORCHINDUCTOR_COMPILE_THREADS")}
-    os.environ |= {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "caches"), "TORCHINDUCTOR_COMPILE_THREADS": "1"}
-    try:
-        process = multiprocessing.get_context("spawn").Process(target=program.run, args=(str(tmp_path), world))
-        process.start()
-    finally:
-        for name, value in before.items():
-            os.environ.pop(name) if value is None else os.environ.update({name: value})
-    process.join(240)
-    if process.is_alive():
-        process.kill()
-        process.join()
+    run_spawned(program.run, (str(tmp_path), world), tmp_path / "caches", 240)
     assert (*program.SECTIONS[world],) == SECTIONS[world]
     for rank in range(world):
         found = read(tmp_path / f"{world}_{rank}.json")

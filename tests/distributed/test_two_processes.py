@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import importlib
 import json
-import multiprocessing
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from helpers.processes import run_spawned
 
 pytestmark = [
     pytest.mark.process,
@@ -38,18 +37,7 @@ WITHOUT_GROUP = ("pickled_by_name", "fork_after_threads")
 def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
     program: Any = importlib.import_module("helpers.distributed")
     folder = tmp_path_factory.mktemp("two_processes")
-    before = {name: os.environ.get(name) for name in ("TORCHINDUCTOR_CACHE_DIR", "TORCHINDUCTOR_COMPILE_THREADS")}
-    os.environ |= {"TORCHINDUCTOR_CACHE_DIR": str(folder / "caches"), "TORCHINDUCTOR_COMPILE_THREADS": "1"}
-    try:
-        process = multiprocessing.get_context("spawn").Process(target=program.run, args=(str(folder), program.gelu))
-        process.start()
-    finally:
-        for name, value in before.items():
-            os.environ.pop(name) if value is None else os.environ.update({name: value})
-    process.join(150)
-    if process.is_alive():
-        process.kill()
-        process.join()
+    run_spawned(program.run, (str(folder), program.gelu), folder / "caches", 150)
     assert list(program.SECTIONS) == SECTIONS
     return [read(folder / f"{rank}.json") for rank in range(2)]
 

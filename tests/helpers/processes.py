@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
+import multiprocessing
 import os
 import sys
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -45,3 +46,19 @@ def run(program: Program) -> None:
     sys.argv = ["program", *program.arguments]
     main = vars(sys.modules["__main__"])  # where annotations of its classes are looked up
     exec(compile(textwrap.dedent(program.code), "<program>", "exec"), main)
+
+
+def run_spawned(target: Callable[..., object], arguments: tuple[object, ...], caches: Path, seconds: float) -> None:
+    """Run a function in a new interpreter, with compile caches of its own; one that takes longer is killed."""
+    before = {name: os.environ.get(name) for name in ("TORCHINDUCTOR_CACHE_DIR", "TORCHINDUCTOR_COMPILE_THREADS")}
+    os.environ |= {"TORCHINDUCTOR_CACHE_DIR": str(caches), "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+    try:
+        process = multiprocessing.get_context("spawn").Process(target=target, args=arguments)
+        process.start()
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name) if value is None else os.environ.update({name: value})
+    process.join(seconds)
+    if process.is_alive():
+        process.kill()
+        process.join()

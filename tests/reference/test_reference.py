@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,6 +9,7 @@ import pytest
 import torch
 from helpers.modes import DispatchLog
 from helpers.processes import Program, outputs
+from helpers.threads import in_threads
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -545,22 +545,12 @@ def test_vmap_in_compiled_code(norm: Norm) -> None:
 
 
 def test_threads(norm: Norm) -> None:
-    failures: list[BaseException] = []
-
     def work() -> None:
-        try:
-            for _ in range(20):
-                args = inputs(requires_grad=True)
-                torch.testing.assert_close(gradient(norm, args), gradient(plain_norm, args))
-        except BaseException as error:
-            failures.append(error)
+        for _ in range(20):
+            args = inputs(requires_grad=True)
+            torch.testing.assert_close(gradient(norm, args), gradient(plain_norm, args))
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert failures == []
+    in_threads(work, 4)
 
 
 PROGRAM = """

@@ -232,3 +232,30 @@ def test_attributes_of_a_lazy_op_while_another_thread_defines_it(registry: Regis
     finally:
         sys.setswitchinterval(before)
     assert errors == []
+
+
+@pytest.mark.compile
+def test_an_op_that_comes_back_has_rules_that_call_it(registry: Registry, ns: str) -> None:
+    """Strategies, decompositions and lines hold the op that they were registered on, which then was removed."""
+    options: dict[str, Any] = {"schema": "(Tensor x) -> Tensor", "mutates_args": ()}
+    registrations: dict[str, Any] = {
+        "strategy": lambda op: op.register_vmap("broadcast_all"),
+        "reference": lambda op: op.register_reference(lambda x: x * 2, vmap="sequential"),
+        "line": lambda op: op.register_shapes("*b -> *b", parallel="*b"),
+        "decomposition": lambda op: op.register_decomposition(lambda x: x + x),
+        "lowering": lambda op: op.register_lowering(lambda x: x + x),
+    }
+    ops = {}
+    for name, register in registrations.items():
+        ops[name] = registry.custom_op(f"{ns}::{name}", double_fn, **options)
+        ops[name].register_fake(torch.empty_like)
+        register(ops[name])
+    for _ in range(2):
+        with registry.scope():
+            for name in ops:
+                registry.custom_op(f"{ns}::{name}", double_fn, **options)
+    x = torch.randn(2, 3)
+    for name in ("strategy", "reference", "line"):
+        torch.testing.assert_close(torch.vmap(ops[name])(x), x * 2)
+    for name in ("decomposition", "lowering"):
+        torch.testing.assert_close(torch.compile(ops[name])(x), x * 2)

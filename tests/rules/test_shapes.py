@@ -63,6 +63,18 @@ def test_a_call_is_validated(mm: Op, ns: str) -> None:
         refused(lambda: mm(torch.ones(2, 3), torch.ones(4, 4)), message)
 
 
+def test_a_kernel_without_a_hash(registry: Registry, ns: str) -> None:
+    class Kernel(dict[str, int]):
+        def __call__(self, x: Tensor) -> Tensor:
+            return x.clone()
+
+    op = registry.custom_op(f"{ns}::f", lambda x: x * 2, schema="(Tensor x) -> Tensor")
+    op.register_shapes("n -> n")
+    op.register_kernel("cpu", Kernel())
+    assert op(torch.ones(2)).tolist() == [1, 1]
+    refused(lambda: op(torch.ones(2, 2)), "has 2 dimensions")
+
+
 def test_never_checked(registry: Registry, ns: str) -> None:
     op = registry.custom_op(f"{ns}::f", lambda x: x.clone(), schema="(Tensor x) -> Tensor", check="never")
     op.register_shapes("n 3 -> n 3")

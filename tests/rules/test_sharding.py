@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 import subprocess
 import sys
@@ -339,6 +340,40 @@ def test_a_plain_function_that_returns_too_much(double: Op) -> None:
     double.register_reference(lambda x, by: (x, x))
     with ranks(2) as mesh, pytest.raises(KernelError, match="the reference does not return what the op does"):
         double(split(torch.ones(4), mesh, Shard(0)))
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_rule_of_torch_counts_before_a_derived_one(double: Op, is_first: bool) -> None:
+    """`torch.distributed.tensor.experimental.register_sharding` is by hand, too."""
+    register = importlib.import_module("torch.distributed.tensor.experimental").register_sharding
+    asked = []
+
+    def rule(x: Any, by: float = 2.0) -> Any:
+        asked.append(x)
+        return [([Replicate()], [Replicate(), None])]
+
+    if is_first:
+        register(double._opoverload)(rule)
+    double.register_reference(lambda x, by: x * by)
+    if not is_first:
+        register(double._opoverload)(rule)
+    with ranks(2) as mesh:
+        for _ in range(2):
+            result = double(split(torch.ones(4), mesh, Shard(0)))
+            assert result.placements == (Replicate(),)
+        assert asked
+        double.register_sharding(lambda x, by: [([Shard(0)], [Shard(0), None])])
+        assert double(split(torch.ones(4), mesh, Shard(0))).placements == (Shard(0),)
+
+
+def test_gradients_that_cannot_be_compared_are_said(double: Op) -> None:
+    """A formula with an op that has no sharding rule."""
+    other = double._owner.custom_op("tests_sharding_rules::other", lambda x: x * 1, schema="(Tensor x) -> Tensor")
+    double.register_autograd(lambda ctx, grad: (other(grad) * 2, None))
+    double.register_sharding(lambda x, by: [([Shard(0)], [Shard(0), None])])
+    outcome = run_check("test_sharding", double, (torch.randn(4),))
+    assert outcome.status == "not exercised"
+    assert "the calls are right; gradients could not be compared" in str(outcome.reason)
 
 
 def test_a_line_of_shapes_gives_a_rule(registry: Registry) -> None:
