@@ -200,20 +200,23 @@ def graph_call({parameters}):
 """
 
 
-def graph_call(operator: OperatorHandle, device: str, dispatched: Callable[..., Any]) -> Callable[..., Any]:
+def graph_call(
+    operator: OperatorHandle, device: str, dispatched: Callable[..., Any], *, fills: bool = False
+) -> Callable[..., Any]:
     """The function for calls of an op on tensors of a device, given by its dispatch key.
 
     Args:
         operator: the handle of the op; `in_graphs` of its fast path has the kernel.
         dispatched: does the same by the dispatcher, at any time.
+        fills: what it writes to was allocated by the graph, as the fake impl says: see `CurrentKernel.fills`.
     """
-    source = _graph_source(Shape.of(operator.spec, operator.options.check))
+    source = _graph_source(Shape.of(operator.spec, operator.options.check), fills=fills)
     function = source.build(operator.qualname, operator=operator, device=device, dispatched=dispatched)
     return _torch.dynamo.outside_dynamo(function)
 
 
 @functools.lru_cache(maxsize=512)
-def _graph_source(shape: Shape) -> Source:
+def _graph_source(shape: Shape, *, fills: bool) -> Source:
     schema = shape.schema
     source = Emitter("graph_call", shape)
     source.objects |= {"any_requires_grad": any_requires_grad(schema), "is_lazy": _torch.tensors.is_lazy}
@@ -234,6 +237,8 @@ def _graph_source(shape: Shape) -> Source:
         counts_versions="and not $is_excluded($ad_inplace_or_view)" if schema.mutated else "",
         are_plain=are_plain,
         nothing_to_differentiate=f"and not ({records})",
-        kernel_call=emit_kernel_call(source, bump=bool(schema.mutated), direct=True, last=True),
+        kernel_call=emit_kernel_call(
+            source, bump=bool(schema.mutated), direct=True, last=True, fn="fills" if fills else "fn"
+        ),
     )
     return source

@@ -90,6 +90,7 @@ class CurrentKernel:
 
     Attributes:
         fn: what is called: the user's function, or what observers put around it.
+        fills: the same for tensors to write to that inductor allocated, as the fake impl says; `fn` has it as `fill`.
         registered: the user's function.
         op, device_type, schema: of what it is the kernel; None stands for all devices without one of their own.
         direct: the generated function, for a call on the fast path: it skips the keys between autograd and the device.
@@ -97,8 +98,8 @@ class CurrentKernel:
         inspected: what is called in the place of the user's function until a call passes; None from then on.
     """
 
-    __slots__ = ("__weakref__", "_inspect", "device_type", "direct", "fn", "inspected", "op", "registered", "schema",
-                 "unchecked")  # fmt: skip
+    __slots__ = ("__weakref__", "_inspect", "device_type", "direct", "fills", "fn", "inspected", "op", "registered",
+                 "schema", "unchecked")  # fmt: skip
 
     def __init__(
         self,
@@ -131,7 +132,7 @@ class CurrentKernel:
         fn = self.inspected or self.registered
         for observer in observers:
             fn = observer.around_kernel(self, fn)
-        self.fn = fn
+        self.fn, self.fills = fn, getattr(fn, "fill", fn)
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ rule and autocast of the functional op count for both; gradients go through the 
 
 from __future__ import annotations
 
+import contextlib
 import dis
 import inspect
 import types
@@ -50,8 +51,8 @@ __tracebackhide__ = True  # pytest leaves the frames out
 
 # What the results of a call will be, by the fake impl: shapes, strides, dtypes, devices -------------------------------
 
-#: So many calls are remembered of an op.
-_MOST = 256
+#: So many results are remembered of an op, and so many accepted calls.
+_MOST, _MOST_ACCEPTED = 256, 8
 
 #: What of a call the fake impl may go by.
 Key = tuple[Any, ...]
@@ -103,45 +104,37 @@ class Expected(NamedTuple):
         return f"a tensor of shape {tuple(self.shape)}, {self.dtype}, on {self.device}"
 
 
-Known = dict[Key, tuple[Expected, ...]]
-
-
 class Foresight:
     """Asks the fake impl of the op of a rule, once for all calls with the same shapes and numbers."""
 
     def __init__(self, rule: OutRule) -> None:
         self._rule = rule
         self._known_of: Any = None
-        #: What is expected in calls, by the keys of their arguments; in `accepted`, by those of their arguments and of
-        #: tensors that were found to be like it.
-        self.known: Known = {}
-        self.accepted: Known = {}
+        #: What is expected in calls, by the keys of their arguments.
+        self._known: dict[Key, tuple[Expected, ...]] = {}
+        #: The last calls whose out tensors were found to be as expected.
+        self._accepted: list[tuple[_torch.dispatcher.Guard, list[Any]]] = []
 
-    def find(
-        self, known: Known, args: Sequence[Any], kwargs: dict[str, Any]
-    ) -> tuple[Key | None, tuple[Expected, ...] | None]:
-        """A key, equal for calls of which the fake impl says the same, and what is known by it.
-
-        The key is None where that cannot be told.
-        """
+    def _follow_fake(self) -> None:
         fake = self._rule.op._rules.fake.fn
-        if fake is not self._known_of or len(self.accepted) + len(self.known) >= _MOST:
+        if fake is not self._known_of:
             self.forget()
             self._known_of = fake
-        key = [torch.get_default_dtype(), *kwargs]
-        try:
-            for value in (*args, *kwargs.values()):
-                if isinstance(value, Tensor):
-                    key += (*_FACTS(value), value.stride())
-                elif isinstance(value, (list, tuple)):
-                    key.append(type(value))
-                    key += [(*_FACTS(x), x.stride()) if isinstance(x, Tensor) else (type(x), x) for x in value]
-                else:
-                    key += (type(value), value)
-            whole = tuple(key)
-            return whole, known.get(whole)
-        except (RuntimeError, TypeError):  # of a layout without strides; of an argument that cannot be hashed
-            return None, None
+
+    def accepts(self, tensors: Sequence[Tensor], rest: list[Any]) -> bool:
+        """Was a call like this accepted? `tensors` are those of its arguments and its out tensors: see `_split`."""
+        self._follow_fake()
+        if True not in [tensor.is_nested for tensor in tensors]:  # a guard must not look at one
+            for looks_same, of_call in self._accepted:
+                if rest == of_call and looks_same(*tensors):
+                    return True
+        return False
+
+    def accept(self, tensors: Sequence[Tensor], rest: list[Any]) -> None:
+        """From now on `accepts` is true of calls like this."""
+        looks_same = _torch.dispatcher.exact_guard_of(tensors)
+        if looks_same is not None:
+            self._accepted = [(looks_same, rest), *self._accepted[: _MOST_ACCEPTED - 1]]
 
     def of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Expected, ...] | None:
         """What the results of a call will be, or None if the op has no fake impl.
@@ -149,17 +142,42 @@ class Foresight:
         Raises:
             UnsupportedError: that depends on data.
         """
-        key, found = self.find(self.known, args, kwargs)
+        self._follow_fake()
+        tensors, rest = _split(args, kwargs)
+        key: Key | None = None
+        found = None
+        with contextlib.suppress(RuntimeError, TypeError):  # of a layout without strides; of an argument without a hash
+            whole = (*((*_FACTS(tensor), tensor.stride()) for tensor in tensors), *rest)
+            found = self._known.get(whole)
+            key = whole
         if found is None:
             found = asked(self._rule.operator.overload, self._rule.operator.qualname, args, kwargs)
             if key is not None and found is not None:
-                self.known[key] = found
+                if len(self._known) >= _MOST:
+                    self._known.clear()
+                self._known[key] = found
         return found
 
     def forget(self) -> None:
         """A fake impl may go by more than its arguments, which then is not what it was."""
-        self.known.clear()
-        self.accepted.clear()
+        self._known.clear()
+        self._accepted = []
+
+
+def _split(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[list[Tensor], list[Any]]:
+    """The tensors of a call, and whatever else the fake impl may go by: equal in calls that differ in tensors alone."""
+    tensors: list[Tensor] = []
+    rest = [torch.get_default_dtype(), *kwargs]
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, Tensor):
+            tensors.append(value)
+            rest.append(Tensor)
+        elif isinstance(value, (list, tuple)):
+            tensors += [x for x in value if isinstance(x, Tensor)]
+            rest += (type(value), len(value), *(Tensor if isinstance(x, Tensor) else (type(x), x) for x in value))
+        else:
+            rest += (type(value), value)
+    return tensors, rest
 
 
 def asked(overload: OpOverload, op: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Expected, ...] | None:
@@ -307,48 +325,61 @@ class Checked:
         self.keywords = [argument.name for argument in schema.keyword_only if argument.name in inplace]
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        outs = tuple(kwargs.pop(name) for name in self.names)
-        foresight, targets = self.rule.foresight, outs
-        key, expected = foresight.find(foresight.accepted, (*args, *outs), kwargs)
-        if expected is None:
-            check_given(self.op, self.names, outs)
-            expected = foresight.of(args, kwargs) or tuple(map(Expected.like, outs))
+        names, foresight = self.names, self.rule.foresight
+        outs = [kwargs[name] for name in names]
+        others = {}
+        if len(kwargs) > len(names):
+            others = {name: value for name, value in kwargs.items() if name not in names}
+        tensors, rest = _split(args, kwargs)
+        accepted, targets = foresight.accepts(tensors, rest), outs
+        if not accepted:
+            check_given(self.op, names, outs)
+            expected = foresight.of(args, others) or tuple(map(Expected.like, outs))
             if not all(map(Expected.fits, expected, outs)):
                 foresight.forget()
-                expected = foresight.of(args, kwargs) or expected
-                for name, each, out in zip(self.names, expected, outs, strict=True):
+                expected = foresight.of(args, others) or expected
+                for name, each, out in zip(names, expected, outs, strict=True):
                     each.check(self.op, name, out)
-            targets = tuple(
+            targets = [
                 out if each.is_laid_out(out) else each.allocate() for each, out in zip(expected, outs, strict=True)
-            )
-            if key is not None and all(map(is_, targets, outs)):
-                foresight.accepted[key] = expected
-        if _torch.tensors.any_alias(args, kwargs, outs):
-            targets = self._separate(args, kwargs, outs, targets, expected)
-        self.fn(*args, **kwargs, **dict(zip(self.names, targets, strict=True)))
-        for name, out, target, was in zip(self.names, outs, targets, expected, strict=True):
-            if target.shape != was.shape:
+            ]
+            if all(map(is_, targets, outs)):
+                foresight.accept(tensors, rest)
+        if _torch.tensors.any_alias(args, others, (*outs,)):
+            targets = self._separate(args, others, outs, targets)
+        elif accepted:
+            return self.fill(*args, **kwargs)
+        self.fill(*args, **others, **dict(zip(names, targets, strict=True)))
+        for out, target in zip(outs, targets, strict=True):
+            if target is not out:
+                out.copy_(target)
+        return outs[0] if len(outs) == 1 else outs
+
+    def fill(self, /, *args: Any, **kwargs: Any) -> Any:
+        """Call the kernel with tensors that it can just fill. Those that inductor allocates for a call are."""
+        shapes = [kwargs[name].shape for name in self.names]
+        result = self.fn(*args, **kwargs)
+        for i, name in enumerate(self.names):
+            shape = kwargs[name].shape
+            if shape != shapes[i]:
                 raise KernelError(
                     "the kernel of an out variant resized an out tensor",
                     op=self.op,
                     argument=name,
-                    expected=str(was),
-                    got=f"shape {tuple(target.shape)} after the call",
+                    expected=f"shape {tuple(shapes[i])}, as before the call",
+                    got=f"shape {tuple(shape)} after the call",
                     where=where(self.fn),
                     fix="write into the tensor without resizing it; if the new shape is right, correct the fake impl",
                 )
-            if target is not out:
-                out.copy_(target)
-        return outs[0] if len(outs) == 1 else outs
+        return result
 
     def _separate(
         self,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        outs: tuple[Tensor, ...],
-        targets: tuple[Tensor, ...],
-        expected: tuple[Expected, ...],
-    ) -> tuple[Tensor, ...]:
+        outs: list[Tensor],
+        targets: list[Tensor],
+    ) -> list[Tensor]:
         """What the kernel is to fill, where it may not write over what it still has to read."""
         for i, out in enumerate(outs):
             if any(_overlap(out, other) for other in outs[:i]):
@@ -367,10 +398,10 @@ class Checked:
             differs = (x for x in replaced if (x.data_ptr(), *_FACTS(x), x.stride()) != view)
             return any(_overlap(out, x) for x in (*others, *differs))
 
-        return tuple(
-            each.allocate() if target is out and is_read(out) else target
-            for each, out, target in zip(expected, outs, targets, strict=True)
-        )
+        return [
+            Expected.like(out).allocate() if target is out and is_read(out) else target
+            for out, target in zip(outs, targets, strict=True)
+        ]
 
 
 def _overlap(one: Tensor, other: Tensor) -> bool:
@@ -419,7 +450,7 @@ class OutRule:
             fn=fn,
             signature=out_signature(of.signature, of.schema),
             lowered_fn=Copies(self, str(name)),
-            options=Options(of.options.check),
+            options=Options(of.options.check, direct_in_graphs=of.options.direct_in_graphs),
             source=user_source(),
         )
         devices = check_devices(device_types, spec.schema, spec.qualname)

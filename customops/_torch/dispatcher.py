@@ -322,6 +322,15 @@ def _tensor_guard(tensors: Sequence[Tensor]) -> Guard:
     return guard
 
 
+def exact_guard_of(tensors: Sequence[Tensor]) -> Guard | None:
+    """The same for tensors of these sizes and strides, whatever autocast does; None if it would not know them again."""
+    if any(tensor.is_nested for tensor in tensors) or len({id(tensor) for tensor in tensors}) < len(tensors):
+        return None
+    sizes, strides = [[*tensor.shape] for tensor in tensors], [[*tensor.stride()] for tensor in tensors]
+    guard: Guard = _guards.TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
+    return guard if guard(*tensors) else None
+
+
 #: Without: kernels have no names in profiles
 #: Context manager: a range of this name, for all profilers of torch, NVTX and ITT (``emit_nvtx``, ``emit_itt``).
 named_range: Callable[[str], Any] = torch._C._profiler._RecordFunctionFast

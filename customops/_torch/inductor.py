@@ -11,7 +11,7 @@ import sys
 import warnings
 import weakref
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -218,8 +218,8 @@ def _lower(fn: Callable[..., Any], graph: Any, args: Any, kwargs: Any) -> Any:
 MayBeDirect = Callable[[str, str, tuple[Any, ...], dict[str, Any]], bool]
 #: Stands for a tensor in the arguments of a call.
 TENSOR = object()
-#: Entered by `patches.install`, as is ``direct_call(qualname, device)``, which returns what graphs call in the place of
-#: the dispatcher, where that may be. Compiled code finds it by its module and name.
+#: Entered by `patches.install`, as is ``direct_call(qualname, device, fills=False)``, which returns what graphs call in
+#: the place of the dispatcher, where that may be. Compiled code finds it by its module and name.
 may_be_direct: MayBeDirect = lambda *call: False  # noqa: E731
 direct_call: Any = None
 
@@ -228,9 +228,7 @@ def call_directly(ir: Any) -> None:
     original = ir.FallbackKernel.codegen
 
     def codegen(self: Any, wrapper: Any) -> None:
-        name = _direct_name(self, wrapper, ir)
-        if name is not None:
-            self.set_python_kernel_name(name)
+        _name_directly(self, wrapper, ir)
         original(self, wrapper)
 
     ir.FallbackKernel.codegen = codegen
@@ -240,34 +238,38 @@ def call_directly(ir: Any) -> None:
 _lazy: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
 
 
-def _direct_name(node: Any, wrapper: Any, ir: Any) -> str | None:
-    """The name of the function to be called, which is written to the head of the code; None for torch's own."""
+def _name_directly(node: Any, wrapper: Any, ir: Any, outs: Sequence[Any] = ()) -> None:
+    """Let a node call a function of ours where it may, which is written to the head of the code.
+
+    Args:
+        outs: the nodes for what the call writes to, where inductor allocates that.
+    """
     graph, overload = ir.V.graph, node.op_overload
     if not isinstance(overload, OpOverload) or graph.cpp_wrapper or graph.aot_mode or graph.fx_wrapper:
-        return None
+        return
     for each in node.inputs:
         if not isinstance(each, ir.IRNode) or isinstance(each, ir.NonTensorObj) or not each.has_tensor_output():
-            return None
-    types = {each.get_device().type for each in node.inputs}
+            return
+    types = {each.get_device().type for each in (*node.inputs, *outs)}
     if graph not in _lazy:
         values = (node.meta.get("val") for node in graph.graph.nodes)
         tensors = [each for value in values for each in tree_leaves(value) if isinstance(each, torch.Tensor)]
         _lazy[graph] = any(each.is_complex() or is_lazy(each) for each in tensors)
     if len(types) != 1 or _lazy[graph]:
-        return None
+        return
     device = device_key(types.pop())
     args, kwargs = node.unflatten_args([TENSOR] * len(node.inputs), node.constant_args)
     if not may_be_direct(overload._name, device, tuple(args), {**node.kwargs, **kwargs}):
-        return None
+        return
     # Of two ops, perhaps: the number tells them apart.
     readable = re.sub(r"[^0-9A-Za-z_]", "_", overload._name)
-    name = f"customops_{readable}_{zlib.crc32(overload._name.encode()):08x}_{device}"
+    name = f"customops_{readable}_{zlib.crc32(overload._name.encode()):08x}_{device}{'_fills' * bool(outs)}"
     while hasattr(wrapper, "parent_wrapper"):  # the code of a subgraph has no head
         wrapper = wrapper.parent_wrapper
     wrapper.add_import_once(f"import {direct_call.__module__}")
     function = f"{direct_call.__module__}.{direct_call.__name__}"
-    wrapper.add_import_once(f"{name} = {function}({overload._name!r}, {device!r})")
-    return name
+    wrapper.add_import_once(f"{name} = {function}({overload._name!r}, {device!r}{', fills=True' * bool(outs)})")
+    node.set_python_kernel_name(name)
 
 
 # Out variants in inductor ---------------------------------------------------------------------------------------------
@@ -329,6 +331,7 @@ def correct_out_variants(ir: Any) -> None:
         removed = torch._inductor.virtualized.V.graph.removed_buffers
         unused = [out for out in node.out_variant_output_nodes if out.get_name() in removed]
         removed.difference_update(out.get_name() for out in unused)
+        _name_directly(node, wrapper, ir, node.out_variant_output_nodes)
         codegen(node, wrapper)
         for out in unused:
             wrapper.codegen_free(out)

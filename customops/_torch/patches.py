@@ -68,7 +68,7 @@ def install(
     profiling_changed: Callable[[bool], object],
     fingerprint: inductor.FingerprintOf,
     may_be_direct: inductor.MayBeDirect,
-    direct_call: Callable[[str, str], Callable[..., Any]],
+    direct_call: Callable[..., Callable[..., Any]],
     explain_sharding: Callable[[str], Exception | None],
 ) -> None:
     """Change torch, once in a process. The arguments are what the rooms above do where torch has no hook for them."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import traceback
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from helpers.compiling import BACKENDS, compiled
+from helpers.modes import DispatchLog
 from helpers.out_variants import axpy, axpy_out, define_axpy, define_bounds
 from helpers.processes import Program, outputs
 from helpers.versions import needs_torch
@@ -16,7 +18,8 @@ from torch.testing import assert_close
 
 import customops
 from customops import Registry, Tag
-from customops.errors import ArgumentError
+from customops._rules.compilers import direct_call
+from customops.errors import ArgumentError, KernelError
 
 pytestmark = pytest.mark.compile
 calls_variants = needs_torch(2, 12, because="inductor calls no out variants before")
@@ -86,6 +89,90 @@ def test_memory_is_reused(registry: Registry, ns: str) -> None:
     assert_close(torch.compile(program, fullgraph=True)(x), program(x))
     assert len(calls) == 6
     assert len({out.data_ptr() for out in calls}) < 6
+
+
+def callers(seen: list[str]) -> Any:
+    """A kernel that notes which function of a graph, or of the dispatcher's keys, it is called by."""
+
+    def kernel(x: Tensor, by: float, y: Tensor, *, out: Tensor) -> None:
+        names = [frame.name for frame in traceback.extract_stack()]
+        seen.append("graph" if "graph_call" in names and "fill" in names and "kernel" not in names[:-1] else "key")
+        axpy_out(x, by, y, out=out)
+
+    return kernel
+
+
+@calls_variants
+@pytest.mark.parametrize("direct", [True, False])
+@pytest.mark.parametrize("dynamic", [True, False])
+def test_the_kernel_is_called_directly(registry: Registry, ns: str, direct: bool, dynamic: bool) -> None:
+    seen: list[str] = []
+    op = registry.custom_op(f"{ns}::axpy", axpy, mutates_args=(), direct_in_graphs=direct)
+    op.register_fake(lambda x, by, y: torch.empty_like(x))
+    op.register_out(callers(seen))
+    run = torch.compile(lambda x, y: op(op(x, 2.0, y), 3.0, y), fullgraph=True, dynamic=dynamic)
+    for n in (4, 4, 6) if dynamic else (4, 4):
+        x, y = torch.randn(n), torch.randn(n)
+        assert_close(run(x, y), (x * 2 + y) * 3 + y)
+    assert set(seen[2:]) == {"graph" if direct else "key"}  # the first calls are inspected
+
+
+@calls_variants
+def test_what_acts_while_a_graph_runs(registry: Registry, ns: str) -> None:
+    """A mode sees the variant, a profiler the kernel, and a kernel that is registered later is called."""
+    seen: list[str] = []
+    op = define_axpy(registry, ns, callers(seen))
+    run = torch.compile(lambda x: op(x, 2.0, x), fullgraph=True)
+    x = torch.randn(4)
+    assert_close(run(x), x * 3)
+    with torch.profiler.profile() as profile:
+        assert_close(run(x), x * 3)
+    assert any(f"{ns}::axpy" in event.name for event in profile.events())
+    with torch.inference_mode():
+        assert_close(run(x), x * 3)
+    out = torch.empty(4)
+    with DispatchLog() as log:
+        direct_call(f"{ns}::axpy.out", "CPU", fills=True)(x, 2.0, x, out=out)
+    assert log.seen[0] == f"{ns}.axpy.out"
+    assert_close(out, x * 3)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert run(x).dtype is torch.float32
+    op.register_out(lambda x, by, y, *, out: out.fill_(7))
+    assert run(x).tolist() == [7] * 4
+
+
+@calls_variants
+def test_a_kernel_that_resizes(registry: Registry, ns: str) -> None:
+    op = define_axpy(registry, ns)
+    run = torch.compile(lambda x: op(x, 2.0, x), fullgraph=True)
+    x = torch.randn(4)
+    for _ in range(2):
+        assert_close(run(x), x * 3)
+    op.register_out(lambda x, by, y, *, out: out.resize_(2))
+    for _ in range(2):
+        with pytest.raises(KernelError, match="resized an out tensor"):
+            run(x)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_out_tensors_of_the_program_are_looked_at(registry: Registry, ns: str, backend: str) -> None:
+    """What the program gives may lie in memory that the kernel reads."""
+
+    def kernel(x: Tensor, by: float, y: Tensor, *, out: Tensor) -> None:
+        out.fill_(0)  # destroys x, where that is the same memory
+        out.add_(x, alpha=by).add_(y)
+
+    op = define_axpy(registry, ns, kernel)
+
+    def program(x: Tensor, y: Tensor) -> Tensor:
+        x = x + 1
+        op.out(x[:-1], 2.0, y, out=x[1:])
+        return x
+
+    run, y = compiled(program, backend), torch.ones(3)
+    for _ in range(3):
+        x = torch.randn(4)
+        assert_close(run(x, y), torch.cat([x[:1] + 1, (x[:-1] + 1) * 2 + 1]))
 
 
 @calls_variants
