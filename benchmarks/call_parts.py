@@ -15,6 +15,17 @@ and one that returns a tensor.
     customops   customops.custom_op, which does all of this
     raw         the same with kernel_calls_torch=False, without the step "state"
 
+A call with a gradient is taken apart, too: `x * y`, of which both are saved, forward alone and with its backward.
+
+    Function    torch.autograd.Function.apply, without an op
+    node        its C++ part alone: the Python method `apply` looks for transforms first
+    op          a function at the Autograd key applies that node, whose forward calls the kernel
+    state       its forward asks for autocast
+    result      ... and checks what the kernel returned
+    compared    ... and keeps shapes, dtypes and devices, and the backward compares gradients with them
+    customops   customops.custom_op, which does all of this, and looks for tensors that are kept past save_for_backward
+    never       the same with check="never"
+
 ``make bench`` compares the whole with other ways to define an op; see call_overhead.py.
 """
 
@@ -125,6 +136,109 @@ def contenders(form: str) -> dict[str, Any]:
     return ops
 
 
+# With a gradient ------------------------------------------------------------------------------------------------------
+
+NODE = """\
+class Node(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, y):
+        {state}result = kernel(x, y)
+        {result}ctx.save_for_backward(x, y)
+        {keep}return result
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, y = ctx.saved_tensors
+        of_x, of_y = grad * y, grad * x
+        {compare}return of_x, of_y
+
+apply = super(torch.autograd.Function, Node).apply
+
+def f(keyset, x, y):
+    if is_grad_enabled() and (x.requires_grad or y.requires_grad):
+        return apply(x, y)
+    raise NotImplementedError
+"""
+#: Step -> what it adds to the node; each step has what those before it have.
+NODE_STEPS = {
+    "op": {},
+    "state": {"state": "if is_autocast_on(): return\n        "},
+    "result": {
+        "result": "s = result.untyped_storage()\n        if not isinstance(result, Tensor) or not (s.resizable() and "
+        "uses(s._cdata) == 2) or result is x or result is y: return\n        "
+    },
+    "compared": {
+        "keep": "ctx.likes = (x.shape, x.dtype, x.device), (y.shape, y.dtype, y.device)\n        ",
+        "compare": "if not isinstance(of_x, Tensor) or not isinstance(of_y, Tensor) or ctx.likes != ("
+        "(of_x.shape, of_x.dtype, of_x.device), (of_y.shape, of_y.dtype, of_y.device)): return\n        ",
+    },
+}
+
+
+def multiply(x: Tensor, y: Tensor) -> Tensor:
+    return x * y
+
+
+def multiply_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+    x, y = ctx.saved_tensors
+    return grad * y, grad * x
+
+
+def multiply_save(ctx: Any, inputs: Any, output: Any) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def with_gradient() -> dict[str, Any]:
+    """Step -> function of two tensors that require grad."""
+    variables = {
+        "torch": torch,
+        "kernel": multiply,
+        "Tensor": Tensor,
+        "is_grad_enabled": torch.is_grad_enabled,
+        "is_autocast_on": torch._C._is_any_autocast_enabled,
+        "uses": torch._C._storage_Use_Count,
+    }
+    parts, found = dict.fromkeys(("state", "result", "keep", "compare"), ""), {}
+    for name, lines in NODE_STEPS.items():
+        parts |= lines
+        made = dict(variables)
+        exec(NODE.format_map(parts), made)
+        if name == "op":
+            found |= {"Function": made["Node"].apply, "node": made["apply"]}
+        op, library = next(NAMES), Library("bench_parts", "FRAGMENT")
+        library.define(op + "(Tensor x, Tensor y) -> Tensor")
+        library.impl(op, made["f"], "Autograd", with_keyset=True)
+        LIBRARIES.append(library)
+        found[name] = getattr(torch.ops.bench_parts, op).default
+    for name, check in (("customops", "always"), ("never", "never")):
+        op = customops.custom_op(f"bench_parts_ours::multiply_{check}", multiply, mutates_args=(), check=check)
+        op.register_autograd(multiply_backward, setup_context=multiply_save)
+        found[name] = op
+    return found
+
+
+def times_with_gradient(rounds: int) -> list[Times]:
+    x, y = torch.rand(4, requires_grad=True), torch.rand(4, requires_grad=True)
+    variables, ops, columns = {"x": x, "y": y, "g": torch.ones(4), "grad": torch.autograd.grad}, with_gradient(), []
+    for op in ops.values():
+        torch.testing.assert_close(torch.autograd.grad(op(x, y).sum(), (x, y)), (y, x))
+    for title, statement in (("forward", "f(x, y)"), ("forward and backward", "grad(f(x, y), (x, y), g)")):
+        timers = {name: timeit.Timer(statement, globals={"f": op, **variables}) for name, op in ops.items()}
+        found = take_turns(list(ops), rounds, lambda name, t=timers: t[name].timeit(100) / 100) if rounds else {}
+        columns.append(Times(title, found))
+    return columns
+
+
+def table(title: str, columns: list[Times], base: str) -> None:
+    head = "".join(f"{each.case:>24}" for each in columns)
+    print(f"\n{title}: us, and what it is of `{base}`\n\n{'':16}{head}")
+    for name in columns[0].rounds:
+        cells = (
+            f"{t.median(name):10.2f} ±{t.spread(name):3.0f}%{t.median(name) / t.median(base):8.2f}" for t in columns
+        )
+        print(f"{name:16}" + "".join(cells))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="only call every step; time nothing")
@@ -146,15 +260,11 @@ def main() -> None:
                     columns[place] = Times(
                         place, take_turns(list(ops), options.rounds, lambda name, t=timers: t[name].timeit(200) / 200)
                     )
-        if options.check:
-            continue
-        print(f"\n{form}: us, and what it is of the bare op\n\n{'':16}" + "".join(f"{place:>24}" for place in columns))
-        for name in ops:
-            cells = (
-                f"{t.median(name):10.2f} ±{t.spread(name):3.0f}%{t.median(name) / t.median('op'):8.2f}"
-                for t in columns.values()
-            )
-            print(f"{name:16}" + "".join(cells))
+        if not options.check:
+            table(form, list(columns.values()), "op")
+    times = times_with_gradient(0 if options.check else options.rounds)
+    if not options.check:
+        table("with a gradient", times, "op")
 
 
 if __name__ == "__main__":
