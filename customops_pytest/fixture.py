@@ -1,14 +1,15 @@
-"""The fixture `opcheck`."""
+"""The fixtures `opcheck` and `customops_check`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pytest
 
 import customops
 from customops import CustomOpDef, OpCheckError
+from customops.checking.report import Report
 from customops.checks import DEFAULT_CHECKS, UsageError
 from customops.checks._outcome import leave_frames_out
 from customops.checks._trial import resolve
@@ -18,12 +19,47 @@ from customops_pytest.session import session_of
 __tracebackhide__ = True  # pytest leaves the frames out
 
 
-class OpCheck:
-    """`customops.opcheck`, with what is expected to fail in a test."""
+class _Checker:
+    """What is expected to fail in a test."""
+
+    #: How it is called, for messages.
+    call: str
 
     def __init__(self, item: pytest.Item) -> None:
         self.session, self.item = session_of(item.config), item
         self.marks = marks_of(item, self.session.expected)
+
+    def _judge(self, op: str, results: Mapping[str, str | Exception]) -> None:
+        unexpected: dict[str, Exception] = {}
+        for check, result in results.items():
+            mark = covering(self.marks, op, check)
+            if mark is not None and mark.status == "xfail":
+                mark.note(isinstance(result, Exception))
+            elif mark is None and isinstance(result, Exception):
+                unexpected[check] = result
+        if unexpected and self.session.updates:
+            test = self.item.nodeid.partition("[")[0]
+            for check, error in unexpected.items():
+                problem = str(getattr(error, "problem", "")) or type(error).__name__
+                self.session.found.new[Key(op, check, test=test)] = problem
+        elif unexpected:
+            text = "\n\n".join(f"{check} failed with {error}" for check, error in unexpected.items())
+            for error in unexpected.values():
+                leave_frames_out(error)
+            raise OpCheckError(f"{self.call}: {text}") from next(iter(unexpected.values()))
+
+    def finish(self) -> None:
+        """Fail if something is expected to fail that does not. (With ``--customops-mode`` that is seen to.)"""
+        for mark in self.marks if self.session.mode is None else ():
+            problem = self.session.judge(mark)
+            if problem is not None:
+                pytest.fail(problem, pytrace=False)
+
+
+class OpCheck(_Checker):
+    """`customops.opcheck`, with what is expected to fail in a test."""
+
+    call = "opcheck(op, ...)"
 
     def __call__(
         self,
@@ -65,28 +101,27 @@ class OpCheck:
             found |= {check: result for check, result in results.items() if found.get(check, "SUCCESS") == "SUCCESS"}
         return found
 
-    def _judge(self, op: str, results: Mapping[str, str | Exception]) -> None:
-        unexpected: dict[str, Exception] = {}
-        for check, result in results.items():
-            mark = covering(self.marks, op, check)
-            if mark is not None and mark.status == "xfail":
-                mark.note(isinstance(result, Exception))
-            elif mark is None and isinstance(result, Exception):
-                unexpected[check] = result
-        if unexpected and self.session.updates:
-            test = self.item.nodeid.partition("[")[0]
-            for check, error in unexpected.items():
-                problem = str(getattr(error, "problem", "")) or type(error).__name__
-                self.session.found.new[Key(op, check, test=test)] = problem
-        elif unexpected:
-            text = "\n\n".join(f"{check} failed with {error}" for check, error in unexpected.items())
-            for error in unexpected.values():
-                leave_frames_out(error)
-            raise OpCheckError(f"opcheck(op, ...): {text}") from next(iter(unexpected.values()))
 
-    def finish(self) -> None:
-        """Fail if something is expected to fail that does not. (With ``--customops-mode`` that is seen to.)"""
-        for mark in self.marks if self.session.mode is None else ():
-            problem = self.session.judge(mark)
-            if problem is not None:
-                pytest.fail(problem, pytrace=False)
+class DerivedCheck(_Checker):
+    """`customops.check`, with what is expected to fail in a test."""
+
+    call = "customops.check(op, ...)"
+
+    def __call__(self, op: Any, samples: Iterable[Any] | None = None, **options: Any) -> Report:
+        """Check an operator on inputs that are derived from samples, by default those of the op.
+
+        Args:
+            op, samples, options: as of `customops.check`.
+
+        Returns:
+            The report.
+
+        Raises:
+            OpCheckError: checks fail that are not expected to. Its cause is what the first of them found.
+            UsageError: there are no samples.
+        """
+        report = customops.check(op, samples, **options)
+        results: dict[str, str | Exception] = {result.check: "SUCCESS" for result in report.results}
+        results |= {failure.check: failure.error for failure in reversed(report.failures)}
+        self._judge(report.op, results)
+        return report

@@ -101,3 +101,16 @@ def opcheck(request: pytest.FixtureRequest) -> Iterator[Any]:
     check = OpCheck(request.node)
     yield check
     check.finish()
+
+
+@pytest.fixture
+def customops_check(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """`customops.check`, for which checks that are expected to fail may do so: ``customops_check(op, samples)``.
+
+    Without samples it derives inputs from those of the op. See `customops_pytest.fixture.DerivedCheck`.
+    """
+    from customops_pytest.fixture import DerivedCheck
+
+    check = DerivedCheck(request.node)
+    yield check
+    check.finish()

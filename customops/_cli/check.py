@@ -29,6 +29,7 @@ from customops.checking._check import can_isolate
 from customops.checking.report import Failure, Report
 from customops.checks import CHECKS
 from customops.checks._trial import EFFORTS
+from customops.errors import did_you_mean
 
 #: The exit statuses of all commands: nothing is wrong, something is, the target is of no use.
 FINE, FAULTY, NOTHING, INCOMPLETE = 0, 1, 2, 3
@@ -328,7 +329,8 @@ def _checks(option: str, given: Sequence[str] | None, parser: argparse.ArgumentP
     names = [name for name in ",".join(given or ()).split(",") if name]
     for name in names:
         if name not in CHECKS and f"test_{name}" not in CHECKS:
-            parser.error(f"--{option} {name}: no such check; there are {', '.join(CHECKS)}")
+            near = did_you_mean(name, CHECKS)
+            parser.error(f"--{option} {name}: no such check; {near or 'there are ' + ', '.join(CHECKS)}")
     return tuple(dict.fromkeys(name if name in CHECKS else f"test_{name}" for name in names))
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from customops._dispatch.callbacks import Fn
 from customops._dispatch.registrations import Registration, lock
@@ -63,6 +63,8 @@ KINDS = ("size", "layout", "dtype", "value", "choice", "optional", "list", "same
 ASPECTS = ("dtype", "shape")
 
 Constraints = Callable[..., bool] | Iterable[Callable[..., bool]]
+#: What an op's gradient is of what it computes: its slope, or something that the author chose in its place.
+GradientIs = Literal["exact", "chosen"]
 
 
 class Sample(NamedTuple):
@@ -100,6 +102,7 @@ class Samples:
     fixed: frozenset[str] = frozenset()
     #: What has to be true of the arguments; each is called with those that it names.
     constraints: tuple[Callable[..., bool], ...] = ()
+    gradient: GradientIs = "exact"
 
 
 def samples_with(
@@ -109,6 +112,7 @@ def samples_with(
     vary: Mapping[str, Any] | None,
     fixed: str | Iterable[str],
     constraints: Constraints,
+    gradient: GradientIs,
 ) -> Samples:
     """The record of a samples function and its options.
 
@@ -149,7 +153,7 @@ def samples_with(
                     got=each.name,
                     where=where(rule),
                 )
-    return Samples(fn, vary, fixed, rules)
+    return Samples(fn, vary, fixed, rules, gradient)
 
 
 def _check_names(option: str, given: Iterable[str], shown: list[str], more: Iterable[str], op: str) -> None:

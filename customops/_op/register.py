@@ -16,7 +16,7 @@ from customops import _torch
 from customops._dispatch.callbacks import Fn, bind
 from customops._dispatch.names import DeviceTypes, device_list
 from customops._dispatch.registrations import Registration, lock
-from customops._dispatch.scopes import Constraints, Sample, record_in_scope, samples_of, samples_with
+from customops._dispatch.scopes import Constraints, GradientIs, Sample, record_in_scope, samples_of, samples_with
 from customops._op.callback_types import (
     DeclaredF,
     Decorator,
@@ -38,12 +38,13 @@ from customops._op.callback_types import (
     Vary,
     YieldsArguments,
 )
+from customops._op.definitions import check_choice
 from customops._op.formulas import RegisterFormulas
 from customops._rules.compilers import When
 from customops._rules.fake import declared
 from customops._rules.out import samples_with_out
 from customops._schema.model import Names
-from customops.errors import RegistrationError, UnsupportedError, entries
+from customops.errors import ArgumentError, RegistrationError, UnsupportedError, entries
 
 __tracebackhide__ = True  # pytest leaves the frames out
 
@@ -518,14 +519,35 @@ class Register(RegisterFormulas[P, R]):
 
     @overload
     def register_samples(
-        self, fn: YieldsArguments, /, *, vary: Vary = None, fixed: Names = (), constraints: Constraints = ()
+        self,
+        fn: YieldsArguments,
+        /,
+        *,
+        vary: Vary = None,
+        fixed: Names = (),
+        constraints: Constraints = (),
+        gradient: GradientIs = "exact",
     ) -> YieldsArguments: ...
     @overload
     def register_samples(
-        self, fn: None = None, /, *, vary: Vary = None, fixed: Names = (), constraints: Constraints = ()
+        self,
+        fn: None = None,
+        /,
+        *,
+        vary: Vary = None,
+        fixed: Names = (),
+        constraints: Constraints = (),
+        gradient: GradientIs = "exact",
     ) -> Callable[[YieldsArguments], YieldsArguments]: ...
     def register_samples(
-        self, fn: Any = None, /, *, vary: Vary = None, fixed: Names = (), constraints: Constraints = ()
+        self,
+        fn: Any = None,
+        /,
+        *,
+        vary: Vary = None,
+        fixed: Names = (),
+        constraints: Constraints = (),
+        gradient: GradientIs = "exact",
     ) -> Any:
         """Attach sample inputs: a function that yields ``args`` tuples or ``(args, kwargs)`` pairs.
 
@@ -542,6 +564,8 @@ class Register(RegisterFormulas[P, R]):
                 of one argument (``"x.layout"``).
             constraints: conditions on the arguments: a function, or several. Each takes arguments by name and returns
                 a bool; only inputs for which all return True are used.
+            gradient: "chosen" if the op's gradient is meant to differ from the slope of what it computes, as that of a
+                straight-through estimator: it is not compared with finite differences.
 
         Raises:
             ArgumentError: an option names an argument or a kind that does not exist, or has an invalid value.
@@ -561,13 +585,16 @@ class Register(RegisterFormulas[P, R]):
             ...     yield torch.randn(3, 4), torch.tensor([2, 0, 1]), 0
         """
         if fn is None:
-            return functools.partial(self.register_samples, vary=vary, fixed=fixed, constraints=constraints)
+            return functools.partial(
+                self.register_samples, vary=vary, fixed=fixed, constraints=constraints, gradient=gradient
+            )
+        check_choice("gradient", gradient, GradientIs, self._qualname, ArgumentError)
         bind(fn, self._qualname, "samples function")
         if self._lowering is None:
             holds_tensors = {each.name: each.holds_tensors for each in self._definition.schema.arguments}
         else:
             holds_tensors = {each.name: each.node.holds_tensors for each in self._lowering.signature.parameters}
-        samples = samples_with(fn, self._qualname, holds_tensors, vary, fixed, constraints)
+        samples = samples_with(fn, self._qualname, holds_tensors, vary, fixed, constraints, gradient)
 
         def undo() -> None:
             if self._samples is samples:

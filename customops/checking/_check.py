@@ -30,12 +30,12 @@ from customops._op.op import CustomOpDef
 from customops.checking.report import Failure, Report, Result
 from customops.checks import CHECKS, UsageError, lowered
 from customops.checks._inputs import alone
-from customops.checks._outcome import NotExercised, in_short, is_alias, processor_time, torch_refuses
+from customops.checks._outcome import NotExercised, in_short, is_accident, is_alias, processor_time, torch_refuses
 from customops.checks._table import Check
 from customops.checks._trial import EFFORTS, FAILS, Case, Effort, Trial, resolve
 from customops.checks.inputs import derive, probe, shrink, variation_of
 from customops.checks.state import Settings
-from customops.errors import CheckError, brief, is_users, users_frames, where
+from customops.errors import CheckError, brief, did_you_mean, is_users, users_frames, where
 from customops.testing.isolation import IsolationError, in_fork
 
 _ENOUGH = 3  #: inputs that show faults in one check, after which the others are not tried
@@ -218,7 +218,8 @@ def _known(argument: str, names: str | Sequence[str]) -> tuple[str, ...]:
     unknown = [name for name in names if name not in CHECKS]
     if unknown:
         got = ", ".join(map(repr, unknown))
-        raise UsageError("there is no such check", argument=argument, expected=", ".join(CHECKS), got=got)
+        fix = did_you_mean(unknown[0], CHECKS)
+        raise UsageError("there is no such check", argument=argument, expected=", ".join(CHECKS), got=got, fix=fix)
     return names
 
 
@@ -371,6 +372,25 @@ class Run:
                         "and refuse these with an error that says so",
                     )
                     self._fault(INPUTS, fault, case, seconds)
+                elif self.custom_op is not None and case.kind == "layout" and is_accident(error):
+                    fault = CheckError(
+                        "the kernel fails on a tensor that is laid out otherwise, by an error that does not say so",
+                        op=self.op,
+                        got=in_short(error),
+                        where=raised_at(error),
+                        fix="call x.contiguous() first, or .reshape() in the place of .view(); or refuse such tensors "
+                        "in kernel and fake impl, with torch._check(x.is_contiguous(), ...)",
+                    )
+                    self._fault(INPUTS, fault, case, seconds)
+                elif self.custom_op is not None and case.kind == "optional" and _is_about_none(error):
+                    fault = CheckError(
+                        "the kernel fails where an optional argument is None",
+                        op=self.op,
+                        got=in_short(error),
+                        where=raised_at(error),
+                        fix="test `is not None`; or say by the type that it is not optional",
+                    )
+                    self._fault(INPUTS, fault, case, seconds)
                 else:
                     self._add(INPUTS, "rejected", [case], seconds, in_short(error, 200))
             if probed.is_late:
@@ -466,6 +486,10 @@ def raised_at(error: BaseException) -> str | None:
         code = frame.tb_frame.f_code
         return f"{code.co_name} ({code.co_filename}:{frame.tb_lineno})"
     return None
+
+
+def _is_about_none(error: BaseException) -> bool:
+    return is_accident(error) and isinstance(error, (AttributeError, TypeError)) and "NoneType" in str(error)
 
 
 def label_of(case: Case) -> str:

@@ -105,11 +105,11 @@ _REFUSALS = ("raise ", "raise\n", "assert ", "torch._check", "_check")
 _WRAPS_RESULTS = "wrap_outputs_maintaining_identity"  #: torch's function that takes what a vmap rule returned
 
 
-def _is_accident(error: BaseException) -> bool:
+def is_accident(error: BaseException) -> bool:
     """Did the user's code raise an exception that its author did not think of, by another line than ``raise`` or so?"""
     if isinstance(error, (NotImplementedError, CustomOpsError)) or not isinstance(error, _ACCIDENTS):
         return False
-    if error.__cause__ is not None and not _is_accident(error.__cause__):
+    if error.__cause__ is not None and not is_accident(error.__cause__):
         return False
     frames = users_frames(error)
     if not frames:
@@ -133,7 +133,7 @@ def is_refusal(error: BaseException) -> bool:
     while start - 1 in users:
         start -= 1
     entry, first = frames[start], frames[users[0]]
-    return (entry.name, entry.filename) == (first.name, first.filename) and not _is_accident(error)
+    return (entry.name, entry.filename) == (first.name, first.filename) and not is_accident(error)
 
 
 def user_line(error: BaseException) -> str:

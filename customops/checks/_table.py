@@ -11,6 +11,7 @@ from customops.checks import (
     aot_dispatch,
     autocast,
     autograd_registration,
+    backward,
     batches,
     compiled,
     determinism,
@@ -63,6 +64,12 @@ def of_kinds(*kinds: str, each: int | None = None, also: Selection | None = None
         return {id(case): case for case in picked}.values()
 
     return select
+
+
+def named(cases: Sequence[Case], effort: Effort) -> Iterable[Case]:
+    """The inputs that were changed to what the code of the op mentions."""
+    found = [case for case in cases if case.is_named]
+    return found if effort == "thorough" else found[:12]
 
 
 def steered(cases: Sequence[Case], effort: Effort) -> Iterable[Case]:
@@ -137,7 +144,7 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
         "test_uninitialized_memory": Check(
             determinism.check_memory,
             "results in filled memory against results in memory as it comes",
-            of_kinds("size", "dtype", each=4, size=16, also=steered),
+            of_kinds("size", "dtype", each=4, size=16, also=lambda *of: [*steered(*of), *named(*of)]),
             "quick",
         ),
         "test_state": Check(
@@ -191,7 +198,13 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
         "test_kernels": Check(
             kernels.check,
             "kernels against each other, and against a reference function",
-            of_kinds("size", "dtype", "value", "number", "choice", "layout", each=3),
+            of_kinds(
+                *("size", "dtype", "value", "number", "choice", "layout", "broadcast", "optional", "list", "padding"),
+                each=3,
+                size=8,
+                value=8,
+                also=named,
+            ),
             after=_CALL,
             takes_reference=True,
         ),
@@ -235,7 +248,7 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
         "test_gradients": Check(
             gradients.check,
             "gradients against finite differences, and with each other",
-            of_kinds(*_DIFFERENTIATED, each=4, number=8, size=8, list=6, also=indexed),
+            of_kinds(*_DIFFERENTIATED, each=4, number=8, size=8, list=6, also=lambda *of: [*indexed(*of), *named(*of)]),
             effort="quick",
             after=(*_KERNEL, "test_autograd_registration"),
         ),
@@ -243,6 +256,11 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
             grad_modes.check,
             "gradients under checkpointing, hooks, torch.func, and with calls and writes in between",
             after=_GRADIENTS,
+        ),
+        "test_backward": Check(
+            backward.check,
+            "gradients in batches of other sizes, in another order, layout and dtype, as results are",
+            after=(*_GRADIENTS, "test_grad_modes", "test_precision", "test_stability"),
         ),
         "test_second_order": Check(
             second_order.check,

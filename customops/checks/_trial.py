@@ -31,6 +31,7 @@ class Trial:
         args, kwargs: the user's inputs. Checks run the operator on copies of them.
         atol, rtol: absolute and relative tolerance for results; None for the defaults of their dtype.
         reference: a plain PyTorch function that computes the same, or None.
+        scale: the size of numbers that results may be differences of, as gradients often are.
     """
 
     op: _torch.library.OpOverload
@@ -39,6 +40,7 @@ class Trial:
     atol: float | None = None
     rtol: float | None = None
     reference: Callable[..., Any] | None = None
+    scale: float = 0.0
 
     @property
     def name(self) -> str:
@@ -276,3 +278,4 @@ class Case:
     kind: Kind = "sample"  #: what was changed
     label: str = ""  #: how it differs from its sample, for people: ``"x: transposed"``; empty for a sample as it is
     sample: int = 0  #: the number of the sample that it was made of
+    is_named: bool = False  #: the code of the op mentions what was changed

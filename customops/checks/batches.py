@@ -22,6 +22,7 @@ from customops.checks._outcome import NotExercised, require
 from customops.checks._runs import Group, Results, attempt, difference, groups_of, steady_results, words_of
 from customops.checks._trial import Trial
 from customops.checks._variants import are_plain
+from customops.checks.inputs.constants import constants_of
 
 _SIZES = (2, 3, 5, 8, 16, 33, 64, 130, 1030, 66_000)  #: the last one is beyond what 16 bits count
 _MOST_ELEMENTS = 300_000
@@ -157,7 +158,7 @@ def _check_sizes(batch: _Batch) -> bool:
     numbers = torch.Generator().manual_seed(1)
     most = max([batch.trial.distinct[i].numel() for i, _ in batch.group] + [x.numel() for x in batch.results.values()])
     agreeing, differing = 0, []
-    for size in _SIZES:
+    for size in sorted({*_SIZES, *constants_of(batch.trial).sizes}):
         if size == batch.size or most * size // batch.size > _MOST_ELEMENTS:
             continue
         index = torch.randint(batch.count, (size,), generator=numbers)

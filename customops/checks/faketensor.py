@@ -12,7 +12,7 @@ import torch
 from customops import _torch
 from customops.checks import _memory
 from customops.checks._inputs import quiet, tensors_in
-from customops.checks._outcome import NotExercised, in_short, require, user_line
+from customops.checks._outcome import NotExercised, in_short, is_accident, require, user_line
 from customops.checks._runs import call, fake_error
 from customops.checks._trial import JudgingMode, Trial, failed_call, is_untraceable, resolve
 from customops.checks._variants import are_plain, can_surround, other_sizes, resized, surrounded
@@ -54,6 +54,52 @@ def check(trial: Trial) -> None:
     if not mode.judged:  # it is made of builtin operators
         with torch.no_grad():
             _compare(trial.copy(leaves=True), is_composite=True)
+    elif _fake_is_by_hand(trial) and are_plain(trial) and all(tensor.is_cpu for tensor in trial.tensors):
+        _check_on_meta(trial)
+        _check_on_another_device(trial)
+
+
+def _fake_is_by_hand(trial: Trial) -> bool:
+    """Did somebody write the fake impl, of an op that has a kernel for all devices?"""
+    if trial.custom_op is None or trial.custom_op._rules.fake.fn is None or _is_reference(trial):
+        return False
+    return None in trial.custom_op._rules.kernel.kernels
+
+
+def _check_on_meta(trial: Trial) -> None:
+    """What models are made of before they have memory: tensors of the meta device, which are no fakes."""
+    with torch.no_grad(), quiet():
+        metas = trial.map_tensors(lambda _, x: torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta"))
+        try:
+            metas.op(*metas.args, **metas.kwargs)
+        except Exception as error:
+            if is_accident(error) and not isinstance(error, RuntimeError):  # as for sizes that depend on data
+                fix = "use shapes, strides and dtypes alone: the device of an input may be meta"
+                problem = "the fake impl fails on tensors of the meta device, and not on fakes of others"
+                raise failed_call(trial.name, problem, error, fix) from error
+
+
+def _check_on_another_device(trial: Trial) -> None:
+    """The fake impl makes its results where the inputs are. A fake may be of a device that is not there."""
+    if not trial.tensors or any(argument.type.startswith("Device") for argument in trial.schema.arguments):
+        return
+    mode = _torch.tensors.fake_mode()
+    with torch.no_grad(), quiet(), mode:
+        elsewhere = trial.map_tensors(
+            lambda _, x: torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="cuda")
+        )
+        try:
+            results = elsewhere.by_return(elsewhere.op(*elsewhere.args, **elsewhere.kwargs))
+        except Exception:  # a constant on the CPU, say, which the kernel may move
+            return
+    for i, result in enumerate(tensors_in(results)):
+        if result.device.type == "cpu" and result.dim():
+            raise trial.finding(
+                "the fake impl promises a result on the CPU, whatever the device of the inputs",
+                expected=f"output {i} on {elsewhere.tensors[0].device}, where the inputs are",
+                got=f"on {result.device}",
+                fix="x.new_empty(...), torch.empty_like(x), or device=x.device",
+            )
 
 
 def _compare(real: Trial, *, is_composite: bool = False) -> Any:

@@ -10,6 +10,7 @@ where the operator takes it.
 from __future__ import annotations
 
 import itertools
+import time
 
 import torch
 
@@ -17,15 +18,17 @@ from customops.checks._inputs import tensors_in
 from customops.checks._outcome import require
 from customops.checks._runs import Group, Results, attempt, difference, groups_of, steady_results, words_of
 from customops.checks._trial import Trial
+from customops.checks.inputs.constants import constants_of
 
 _SIZES = (5, 8, 17, 64, 130, 256)
 _MOST_ELEMENTS = 200_000
 _MOST_GROUPS = 5
+_SLOW = 0.01  #: seconds of this thread that a call may take, to be made with many elements
 
 
 def check(trial: Trial) -> None:
     trial = trial.detached()
-    steady_results(trial)
+    expected = steady_results(trial)
     wide = trial.in_float64()
     trial = wide if attempt(wide) is not None else trial
     groups = list(itertools.islice(groups_of(trial), _MOST_GROUPS))
@@ -33,14 +36,22 @@ def check(trial: Trial) -> None:
     require(found, "no dimension of the inputs is without order")
     for group, dims in found:
         _check_sizes(trial, group, dims)
+        if all(isinstance(value, torch.Tensor) for value in expected.values()):  # others are compared loosely
+            _check_places_of_nan(trial, group, dims)
+            _check_ends(trial, group, dims)
 
 
 #: For each result, by its name, the dimension that has the order of the inputs; None if none has.
 _Dims = dict[str, int | None]
 
 
-def _results(trial: Trial, group: Group, index: torch.Tensor, values: int = 0) -> Results | None:
-    """The results for the elements at `index`, of many along a group; `values` says which values they have."""
+def _results(
+    trial: Trial, group: Group, index: torch.Tensor, values: int = 0, put: tuple[int, float] | None = None
+) -> Results | None:
+    """The results for the elements at `index`, of many along a group; `values` says which values they have.
+
+    `put`: a place among those, and what its elements are, of floating point.
+    """
     chosen = {}
     for i, dim in group:  # the elements of the sample, of floating point also scaled
         tensor = trial.distinct[i].repeat_interleave(8, dim)
@@ -48,7 +59,10 @@ def _results(trial: Trial, group: Group, index: torch.Tensor, values: int = 0) -
             numbers = torch.Generator().manual_seed(values + i)
             factor = 1 - torch.rand(tensor.shape, generator=numbers, dtype=torch.float64) / 2
             tensor = (tensor * factor.to(tensor.device)).to(tensor.dtype)
-        chosen[id(trial.distinct[i])] = tensor.index_select(dim, index)
+        tensor = tensor.index_select(dim, index)
+        if put is not None and tensor.is_floating_point():
+            tensor.select(dim, put[0]).fill_(put[1])
+        chosen[id(trial.distinct[i])] = tensor
     return attempt(trial.replaced(chosen))
 
 
@@ -108,6 +122,73 @@ def _check_sizes(trial: Trial, group: Group, of_results: _Dims) -> None:
                 got=f"{dims} of size {wrong}: another result for the same elements in another order",
                 fix="check how the kernel divides the elements: the rest after the last whole block, halves of an odd "
                 "number",
+            )
+
+
+def _check_places_of_nan(trial: Trial, group: Group, dims: _Dims) -> None:
+    """Is NaN in the last place what it is in the first?"""
+    size = trial.distinct[group[0][0]].shape[group[0][1]]
+    i, dim = next(((i, dim) for i, dim in group if trial.distinct[i].is_floating_point()), (None, 0))
+    if i is None or len(trial.distinct[i].unique()) < 2:  # among equal elements the order showed nowhere
+        return
+    place = torch.zeros(size, dtype=torch.bool)
+    place[0] = True
+    order = torch.arange(size).roll(-1)
+
+    def results(where: torch.Tensor, index: torch.Tensor) -> Results | None:
+        chosen = {id(trial.distinct[k]): trial.distinct[k].index_select(d, index) for k, d in group}
+        tensor = chosen[id(trial.distinct[i])]
+        shape = [size if d == dim else 1 for d in range(tensor.dim())]
+        chosen[id(trial.distinct[i])] = tensor.masked_fill(where.view(shape).to(tensor.device), float("nan"))
+        return attempt(trial.replaced(chosen))
+
+    first, last = results(place, torch.arange(size)), results(place[order], order)
+    if first is None or last is None or _all_agree(first, last, dims, order):
+        return
+    arguments, where = words_of(trial, group)
+    raise trial.fault(
+        "the result depends on where NaN is among elements whose order does not matter",
+        argument=arguments,
+        expected=f"the same result for NaN in the first and in the last place of {where}",
+        got="another one: NaN is lost in one of them",
+        fix="a comparison with NaN is False: use torch.maximum, torch.clamp and the like, or test x != x",
+    )
+
+
+#: Sizes beyond what a block, a warp's rows or 16 bits count.
+_LONG = (1030, 4100, 70_000)
+
+
+def _check_ends(trial: Trial, group: Group, dims: _Dims) -> None:
+    """Does the last of many elements count?"""
+    own = trial.distinct[group[0][0]].shape[group[0][1]]
+    floats = [i for i, _ in group if trial.distinct[i].is_floating_point()]
+    totals = [name for name, dim in dims.items() if dim is None]  # of what has an element for each, each may show alone
+    named = [size for size in constants_of(trial).sizes if size > 256]
+    for size in sorted({*_LONG, *named}) if floats and totals else ():
+        if max(trial.distinct[i].numel() for i, _ in group) // own * size > _MOST_ELEMENTS:
+            break
+        index = torch.arange(size) % (8 * own)
+        index[-1] = index[0]  # both are masked, or none is
+        start, seen = time.thread_time(), dict[int, bool]()
+        before = _results(trial, group, index)
+        if time.thread_time() - start > _SLOW:
+            return
+        for at in (0, -1):
+            for value in (1e3, -1e3):
+                after = _results(trial, group, index, put=(at, value))
+                if before is None or after is None:
+                    return
+                if any(difference(after[name], before[name], exact=True) for name in totals):
+                    seen[at] = True
+        if seen.keys() == {0}:
+            arguments, where = words_of(trial, group)
+            raise trial.fault(
+                "the last of many elements is left out",
+                argument=arguments,
+                expected=f"a result that depends on the last of {size} elements, as it does on the first",
+                got=f"{where} of size {size}: the same result, whatever the last element is",
+                fix="check the number of blocks or threads that are launched, and loops whose number of steps is fixed",
             )
 
 

@@ -207,7 +207,7 @@ def _compare_with_wider(trial: Trial, dtype: torch.dtype, expected: Results) -> 
     names = [name for name, value in truth.items() if _is_floating(value) and _is_floating(expected[name])]
     near = results_near(wide, dtype) if names else []
     for name in names:
-        found = _beyond(expected[name], truth[name], [results[name] for results in near], dtype)
+        found = _beyond(expected[name], truth[name], [results[name] for results in near], dtype, trial.scale)
         if found:
             raise trial.fault(
                 f"a result for {dtype} is far from that for the same numbers in {name_of(wide_dtype)}",
@@ -223,8 +223,13 @@ def _is_floating(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.is_floating_point() and value.layout is torch.strided
 
 
-def _beyond(actual: torch.Tensor, truth: torch.Tensor, near: list[torch.Tensor], dtype: torch.dtype) -> str | None:
-    """Where a result is farther from the truth than the dtype and the steepness of the operator explain."""
+def _beyond(
+    actual: torch.Tensor, truth: torch.Tensor, near: list[torch.Tensor], dtype: torch.dtype, scale: float
+) -> str | None:
+    """Where a result is farther from the truth than the dtype and the steepness of the operator explain.
+
+    `scale`: the size of numbers that results may be differences of.
+    """
     if actual.shape != truth.shape:
         return None  # of sizes that depend on data
     actual, truth = actual.double(), truth.double()
@@ -238,7 +243,8 @@ def _beyond(actual: torch.Tensor, truth: torch.Tensor, near: list[torch.Tensor],
         steepness = torch.maximum(steepness, change.nan_to_num(float("inf"), posinf=float("inf")))
     # Elements without steepness of their own still take part in what the others are computed from.
     steepness = torch.maximum(steepness, steepness[steepness.isfinite()].mean().nan_to_num(0.0))
-    allowed = 4 * tolerance_of(dtype) * truth[comparable].abs().max() + _STEPS[dtype] * steepness
+    largest = max(float(truth[comparable].abs().max()), scale)
+    allowed = 4 * tolerance_of(dtype) * largest + _STEPS[dtype] * steepness
     wrong = comparable & ((actual - truth).abs() > allowed)
     # Of thousands of elements, a few may lie where the function jumps, which quantization does.
     return _first(wrong, actual, truth) if int(wrong.sum()) > wrong.numel() // 1000 else None

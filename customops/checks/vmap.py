@@ -181,10 +181,15 @@ def _compare(calls: _Calls, plan: _Plan) -> str | None:
     scale = 0.0
     if trial.custom_op is not None and trial.custom_op._rules.vmap.registered is None:
         # Without a rule, layout and rounding are all that may differ, and results be zero by cancellation.
-        finite = [x[x.isfinite()].abs() for x in trial.tensors if x.is_floating_point()]
-        scale = max((float(x.max()) for x in finite if x.numel()), default=0.0)
+        scale = _largest(trial.tensors)
     _judge(trial, plan.label, batched, expected, scale=scale)
     return None
+
+
+def _largest(tensors: Iterable[torch.Tensor]) -> float:
+    """The largest finite number of floating point among the elements."""
+    finite = [x[x.isfinite()].abs() for x in tensors if x.is_floating_point()]
+    return max((float(x.max()) for x in finite if x.numel()), default=0.0)
 
 
 def _judge(trial: Trial, label: str, batched: Any, looped: list[torch.Tensor], **options: float) -> None:
@@ -218,4 +223,6 @@ def _compare_gradients(trial: Trial, calls: _Calls) -> None:
         except Exception:
             return  # no gradient, or none for this under vmap: not a wrong one
     expected = [torch.stack(grads) for grads in zip(*looped, strict=True)]
-    _judge(trial, "gradients of the elements", list(batched), expected, rtol=1e-4)
+    # A gradient may be zero by cancellation, and then is what rounding leaves of the numbers that it is made of.
+    scale = max(_largest(trial.tensors), _largest(expected))
+    _judge(trial, "gradients of the elements", list(batched), expected, rtol=1e-4, scale=scale)

@@ -37,6 +37,32 @@ def test_no_samples(opcheck):
     assert "there are no inputs to check the operator on" in said
 
 
+def test_derived_inputs(project: Project) -> None:
+    chosen = "only=['test_schema', 'test_faketensor'], effort='quick'"
+    project.write(
+        "test_own.py",
+        HEAD
+        + f"""
+def test_right(customops_check):
+    report = customops_check(ops.double, {chosen})
+    assert report.passed
+
+def test_wrong(customops_check):
+    customops_check(ops.flip, [(torch.ones(2, 3),)], {chosen})
+
+def test_no_samples(customops_check):
+    customops_check(ops.bare)
+"""
+        + FAKE
+        + f"def test_expected(customops_check):\n    assert customops_check(ops.flip, {chosen}).failures\n",
+    )
+    said = project.run(status=1)
+    assert "2 passed" in said
+    assert "2 failed" in said
+    assert "customops.check(op, ...): test_faketensor failed with NS::flip: the fake impl promises" in said
+    assert "there are no samples to derive inputs from" in said
+
+
 def test_the_marker_is_strict(project: Project) -> None:
     project.write(
         "test_own.py",

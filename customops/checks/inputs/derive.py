@@ -11,6 +11,7 @@ import torch
 
 from customops.checks._trial import EFFORTS, Case, Effort, Kind, Trial
 from customops.checks.inputs import shapes, values
+from customops.checks.inputs.constants import constants_of
 from customops.checks.inputs.parts import (
     NORMAL,
     QUICK,
@@ -88,11 +89,23 @@ def _pairs(parts: Parts, rank: int) -> Iterator[Case]:
         yield from _both(parts, values.dtypes, values.values, at_most=4)
 
 
+def _named(parts: Parts, rank: int) -> Iterator[Case]:
+    """Sizes, values and dtypes that the code mentions: what it may decide by."""
+    if rank != NORMAL or parts.is_careful:
+        return
+    named = constants_of(parts.trial)
+    found = in_turn(
+        [shapes.named_sizes(parts, named.sizes), values.named_numbers(parts, named), values.named_values(parts, named)]
+    )
+    yield from (replace(case, is_named=True) for case in found)
+
+
 #: What makes inputs: those of a rank, in an order of its own.
 Subject = Callable[[Parts, int], Iterator[Case]]
 
 _SUBJECTS = (
     _declared,
+    _named,
     shapes.sizes,
     shapes.layouts,
     values.numbers,

@@ -54,6 +54,18 @@ def sizes(parts: Parts, rank: int) -> Iterator[Case]:
         yield from _one_dimension(parts, spots, (0, None), "size")
 
 
+#: The same for sizes that the code mentions.
+MAX_NAMED_ELEMENTS = 300_000
+
+
+def named_sizes(parts: Parts, named: Sequence[int]) -> Iterator[Case]:
+    """Each size of the sample as the code mentions it, and one more."""
+    spots = parts.resizable("size")
+    known = sorted({size for spot in spots for size in spot.tensor.shape if size > 1}, reverse=True)
+    changes = [{size: new} for new in named for size in known]
+    yield from _together(parts, spots, changes, MAX_NAMED_ELEMENTS)
+
+
 def _changes(known: list[int], rank: int) -> Iterator[Sizes]:
     """What becomes of the sizes of the sample, which are sorted from the largest; some go beyond a kernel's blocks."""
     if not known:
@@ -80,11 +92,11 @@ def _changes(known: list[int], rank: int) -> Iterator[Sizes]:
         yield {size: 4 * size for size in known}
 
 
-def _together(parts: Parts, spots: list[Spot], changes: Iterable[Sizes]) -> Iterator[Case]:
+def _together(parts: Parts, spots: list[Spot], changes: Iterable[Sizes], at_most: int = MAX_ELEMENTS) -> Iterator[Case]:
     for wanted in changes:
         change = {old: new for old, new in wanted.items() if old != new}
         shapes = [[change.get(size, size) for size in spot.tensor.shape] for spot in spots]
-        trial = with_shapes(parts, spots, shapes, change)
+        trial = with_shapes(parts, spots, shapes, change, at_most)
         if trial is None:
             continue
         label = "sizes: " + ", ".join(f"{old} to {new}" for old, new in change.items())
@@ -105,14 +117,18 @@ def _followed(value: Any, change: Sizes) -> Any:
 
 
 def with_shapes(
-    parts: Parts, spots: Sequence[Spot], shapes: Sequence[Sequence[int]], change: Sizes | None = None
+    parts: Parts,
+    spots: Sequence[Spot],
+    shapes: Sequence[Sequence[int]],
+    change: Sizes | None = None,
+    at_most: int = MAX_ELEMENTS,
 ) -> Trial | None:
     """The sample with tensors of these shapes; None if that changes nothing, or they are too large.
 
     Where `change` says which sizes become which, integers that point into such a dimension follow.
     """
     before = sum(spot.tensor.numel() for spot in spots)
-    if sum(torch.Size(shape).numel() for shape in shapes) > max(MAX_ELEMENTS, 2 * before):
+    if sum(torch.Size(shape).numel() for shape in shapes) > max(at_most, 2 * before):
         return None
 
     def to_shape(tensor: torch.Tensor, shape: Sequence[int], seed: int) -> torch.Tensor | None:

@@ -16,6 +16,7 @@ from customops._schema.model import REQUIRED
 from customops._schema.structure import Either, Group, Node
 from customops._schema.types import item_type, row_of
 from customops.checks._trial import Case
+from customops.checks.inputs.constants import Constants
 from customops.checks.inputs.parts import (
     NORMAL,
     QUICK,
@@ -196,6 +197,48 @@ def _of_place(parts: Parts, place: Place, value: Any, rank: int) -> Iterator[Cas
             seen.add(repr(new))
             trial = parts.trial.with_arguments(**{place.name: new})
             yield Case(trial, "choice" if is_choice else "number", f"{place.name}={in_words(new)}")
+
+
+def named_numbers(parts: Parts, named: Constants) -> Iterator[Case]:
+    """Numbers and words that the code mentions, for arguments of their type."""
+    for place, value in parts.numbers:
+        if place.choices or not parts.variation.allows("value", place.name) or isinstance(value, list | tuple):
+            continue
+        kind = python_type(place)
+        news: list[Any] = []
+        if kind is int and isinstance(value, int):
+            news = [new for n in named.ints for new in (n, n + 1) if abs(n) < 2**31]
+        elif kind in (float, torch.types.Number) and isinstance(value, float):
+            news = [*named.floats, *map(float, named.ints)]
+        elif kind is str:
+            news = [*named.strings]
+        elif kind is torch.dtype:
+            news = [*named.dtypes]
+        for new in news:
+            if new != value:
+                is_choice = kind in (str, torch.dtype)
+                trial = parts.trial.with_arguments(**{place.name: new})
+                yield Case(trial, "choice" if is_choice else "number", f"{place.name}={in_words(new)}")
+
+
+def named_values(parts: Parts, named: Constants) -> Iterator[Case]:
+    """Elements on both sides of a number that the code mentions, and the dtypes."""
+    spots = [spot for spot in parts.resizable("value") if spot.tensor.is_floating_point() and spot.tensor.numel()]
+    label = ", ".join(spot.label for spot in spots)
+    for number in [*named.floats, *(float(n) for n in named.ints)]:
+        if abs(number) > 1 and abs(number) <= 1e4:
+
+            def around(tensor: torch.Tensor, number: float = number) -> torch.Tensor:
+                return tensor + number
+
+            yield from parts.cases(spots, _in_its_dtype(around), "value", f"{label}: around {number:g}")
+    for dtype in named.dtypes:
+        for spot in parts.resizable("dtype"):
+            old = spot.tensor.dtype
+            is_like = old.is_floating_point == dtype.is_floating_point and old.is_complex == dtype.is_complex
+            if is_like and dtype is not old and old is not torch.bool and dtype is not torch.bool:
+                change = functools.partial(as_dtype, dtype=dtype)
+                yield from parts.cases([spot], change, "dtype", f"{spot.label} alone: {name_of(dtype)}")
 
 
 def python_type(place: Place) -> Any:

@@ -1,0 +1,224 @@
+"""Inputs by what the code of an op mentions; and what else a run of `check` finds on derived inputs."""
+
+from __future__ import annotations
+
+from typing import Any, Optional
+
+import pytest
+import torch
+from torch import Tensor
+
+import customops
+from customops import Registry
+from customops.checks._trial import Trial
+from customops.checks.inputs import derive
+from customops.checks.inputs.constants import constants_of
+from customops.errors import ArgumentError
+
+BLOCK = 96
+
+
+def by_mode(x: Tensor, mode: str) -> Tensor:
+    return x * 3 if mode == "thirds" else x * 2
+
+
+def faulty(x: Tensor, mode: str = "plain", limit: float = 1.0) -> Tensor:
+    """Docstrings are no words to try."""
+    y = by_mode(x, mode)
+    if x.dtype == torch.bfloat16:
+        y = y + 1
+    if limit > 7.25:
+        y = -y
+    return torch.where(torch.arange(x.shape[-1]) < BLOCK, y, 0.0).to(y.dtype)
+
+
+def define(registry: Registry, ns: str, fn: Any, **options: Any) -> Any:
+    op = registry.custom_op(f"{ns}::f", fn, mutates_args=(), **options)
+    op.register_fake(lambda x, *args: torch.empty_like(x))
+    return op
+
+
+def test_what_the_code_mentions(registry: Registry, ns: str) -> None:
+    op = define(registry, ns, faulty)
+    found = constants_of(Trial(op._opoverload, (torch.ones(3),)))
+    assert {BLOCK, 3, 2, 1} <= found.ints.keys()
+    assert {7.25, 0.0} <= found.floats.keys()
+    assert {"thirds", "plain"} <= found.strings.keys()
+    assert torch.bfloat16 in found.dtypes
+    assert not any("Docstrings" in each for each in found.strings)
+    assert {BLOCK, BLOCK + 1} <= {*found.sizes}
+
+
+@pytest.mark.parametrize(
+    "label",
+    ["sizes: 5 to 97", "sizes: 5 to 96", "mode='thirds'", "limit=7.25", "x alone: bfloat16", "x: around 7.25"],
+)
+def test_they_are_tried(registry: Registry, ns: str, label: str) -> None:
+    trial = Trial(define(registry, ns, faulty)._opoverload, (torch.randn(2, 5), "plain", 1.0))
+    assert label in [case.label for case in derive(trial, effort="normal") if case.is_named]
+    assert not [case for case in derive(trial, effort="quick") if case.is_named]
+
+
+def plain(x: Tensor, mode: str = "plain", limit: float = 1.0) -> Tensor:
+    return x * 2
+
+
+def test_a_size_beyond_a_block(registry: Registry, ns: str) -> None:
+    def cut(x: Tensor) -> Tensor:
+        return torch.where(torch.arange(x.shape[-1]) < BLOCK, x * 2, 0.0).to(x.dtype)
+
+    report = customops.check(define(registry, ns, cut), [(torch.randn(2, 5),)], reference=lambda x: x * 2)
+    assert "test_kernels" in [failure.check for failure in report.failures]
+
+
+def left_out(x: Tensor) -> Tensor:
+    return x.reshape(-1)[:2048].sum().reshape(1)
+
+
+def with_nan_lost(x: Tensor) -> Tensor:
+    best = x[0].clone()
+    for each in x[1:]:
+        best = torch.where(each > best, each, best)
+    return best.reshape(1)
+
+
+@pytest.mark.parametrize(
+    ("fn", "problem"),
+    [(left_out, "the last of many elements is left out"), (with_nan_lost, "the result depends on where NaN is")],
+)
+def test_order(registry: Registry, ns: str, fn: Any, problem: str) -> None:
+    op = registry.custom_op(f"{ns}::f", fn, mutates_args=(), schema="(Tensor x) -> Tensor")
+    op.register_fake(lambda x: x.new_empty(1))
+    report = customops.check(op, [(torch.randn(6),)], only="test_permutations")
+    (failure,) = report.failures
+    assert problem in failure.error.problem
+    for right in (lambda x: x.sum().reshape(1), lambda x: x.amax().reshape(1), lambda x: x.nansum().reshape(1)):
+        op.register_kernel(None, right)
+        assert customops.check(op, [(torch.randn(6),)], only="test_permutations").passed
+
+
+def views(x: Tensor) -> Tensor:
+    return x.view(-1).mul(2).view(x.shape)
+
+
+def refuses(x: Tensor) -> Tensor:
+    torch._check(x.is_contiguous(), lambda: "x must be contiguous")
+    return views(x)
+
+
+def raises(x: Tensor) -> Tensor:
+    if not x.is_contiguous():
+        raise ValueError("x must be contiguous")
+    return views(x)
+
+
+def test_layouts_that_fail_by_accident(registry: Registry, ns: str) -> None:
+    x = torch.randn(3, 4)
+    report = customops.check(define(registry, ns, views), [(x,)], only="test_schema")
+    (failure,) = report.failures
+    assert "laid out otherwise" in failure.error.problem
+    assert "views (" in (failure.error.where or "")
+    for right in (refuses, raises):
+        assert customops.check(define(registry, ns, right), [(x,)], only="test_schema").passed
+
+
+def test_none_that_fails_by_accident(registry: Registry, ns: str) -> None:
+    def scaled(x: Tensor, by: Optional[Tensor] = None) -> Tensor:
+        return x * by.exp()  # type: ignore[union-attr]
+
+    x = torch.randn(3)
+    report = customops.check(define(registry, ns, scaled), [(x, x)], only="test_schema")
+    assert ["optional argument is None" in each.error.problem for each in report.failures] == [True]
+
+    def refusing(x: Tensor, by: Optional[Tensor] = None) -> Tensor:
+        if by is None:
+            raise TypeError("by must be a tensor, not NoneType")
+        return x * by.exp()
+
+    assert customops.check(define(registry, ns, refusing), [(x, x)], only="test_schema").passed
+
+
+def test_fakes_on_meta_and_elsewhere(registry: Registry, ns: str) -> None:
+    op = registry.custom_op(f"{ns}::f", lambda x: x * 2, mutates_args=(), schema="(Tensor x) -> Tensor")
+    x = torch.randn(3)
+    op.register_fake(lambda x: torch.empty_like(x) if x.fake_mode else x)
+    (failure,) = customops.check(op, [(x,)], only="test_faketensor").failures
+    assert "on tensors of the meta device" in failure.error.problem
+    op.register_fake(lambda x: torch.empty(x.shape, dtype=x.dtype))
+    (failure,) = customops.check(op, [(x,)], only="test_faketensor").failures
+    assert "on the CPU, whatever the device" in failure.error.problem
+    op.register_fake(lambda x: torch.empty(x.shape, dtype=x.dtype, device=x.device))
+    assert customops.check(op, [(x,)], only="test_faketensor").passed
+
+
+def norm_gradient(summed: Any) -> Any:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        x, weight = ctx.saved_tensors
+        return grad * weight, summed(grad * x).to(weight.dtype)
+
+    return backward
+
+
+def save(ctx: Any, inputs: Any, output: Any) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def one_by_one(rows: Tensor) -> Tensor:
+    total = torch.zeros_like(rows[0])
+    for row in rows:
+        total = total + row
+    return total
+
+
+@pytest.mark.parametrize(
+    ("summed", "problem"),
+    [
+        (lambda rows: rows.float().sum(0) if rows.dtype.itemsize < 4 else rows.sum(0), None),
+        (one_by_one, "is far from that for the same numbers in float64"),
+        (lambda rows: rows[:128].sum(0), "of the gradients: the last of many elements is left out"),
+    ],
+)
+def test_backward(registry: Registry, ns: str, summed: Any, problem: str | None) -> None:
+    op = registry.custom_op(f"{ns}::f", lambda x, w: x * w, mutates_args=(), schema="(Tensor x, Tensor w) -> Tensor")
+    op.register_fake(lambda x, w: torch.empty_like(x))
+    op.register_autograd(
+        norm_gradient(summed), setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs)
+    )
+    sample = torch.randn(4, 8, requires_grad=True), torch.randn(8, requires_grad=True)
+    report = customops.check(op, [sample], only="test_backward")
+    if problem is None:
+        assert report.passed
+    else:
+        assert any(problem in each.error.problem for each in report.failures), str(report)
+        assert "backward (" in (report.failures[0].error.where or "")
+
+
+def test_a_gradient_that_is_chosen(registry: Registry, ns: str) -> None:
+    def rounded(x: Tensor) -> Tensor:
+        scale = x.abs().max() / 7
+        return torch.round(x / scale) * scale
+
+    op = define(registry, ns, rounded)
+    op.register_autograd(lambda ctx, grad: grad)
+    samples = [(torch.randn(4, 5, requires_grad=True),)]
+    assert not customops.check(op, samples, only="test_gradients").passed
+    op.register_samples(lambda: samples, gradient="chosen")
+    report = customops.check(op, only="test_gradients")
+    (result,) = [each for each in report.results if each.check == "test_gradients"][:1]
+    assert not report.failures
+    assert "its author chose it" in (result.reason or "")
+    op.register_autograd(lambda ctx, grad: grad.view(-1)[:1].expand(grad.shape))
+    assert not customops.check(op, only="test_gradients").passed
+    with pytest.raises(ArgumentError, match="gradient has an invalid value"):
+        op.register_samples(lambda: samples, gradient="none")
+
+
+def test_gradients_of_zero_under_vmap(registry: Registry, ns: str) -> None:
+    """Rounding leaves another number near zero in a batch than in a loop."""
+
+    def centred(x: Tensor) -> Tensor:
+        return x - x.mean(-1, keepdim=True)
+
+    op = define(registry, ns, centred, reference=True)
+    x = torch.randn(3, 7, requires_grad=True) * 1e3
+    assert customops.check(op, [(x.detach().requires_grad_(),)], only="test_vmap").passed
