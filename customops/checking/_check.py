@@ -29,8 +29,9 @@ from customops._dispatch.callbacks import completer
 from customops._op.op import CustomOpDef
 from customops.checking.report import Failure, Report, Result
 from customops.checks import CHECKS, UsageError, lowered
-from customops.checks._inputs import alone
+from customops.checks._inputs import alone, as_ordinary, is_ordinary
 from customops.checks._outcome import NotExercised, in_short, is_accident, is_alias, processor_time, torch_refuses
+from customops.checks._runs import attempt
 from customops.checks._table import Check
 from customops.checks._trial import EFFORTS, FAILS, Case, Effort, Trial, resolve
 from customops.checks.inputs import derive, probe, shrink, variation_of
@@ -372,7 +373,7 @@ class Run:
                         "and refuse these with an error that says so",
                     )
                     self._fault(INPUTS, fault, case, seconds)
-                elif self.custom_op is not None and case.kind == "layout" and is_accident(error):
+                elif case.kind == "layout" and is_accident(error) and self._takes_contiguous(case.trial):
                     fault = CheckError(
                         "the kernel fails on a tensor that is laid out otherwise, by an error that does not say so",
                         op=self.op,
@@ -382,7 +383,7 @@ class Run:
                         "in kernel and fake impl, with torch._check(x.is_contiguous(), ...)",
                     )
                     self._fault(INPUTS, fault, case, seconds)
-                elif self.custom_op is not None and case.kind == "optional" and _is_about_none(error):
+                elif case.kind == "optional" and _is_about_none(error):
                     fault = CheckError(
                         "the kernel fails where an optional argument is None",
                         op=self.op,
@@ -396,6 +397,12 @@ class Run:
             if probed.is_late:
                 self.left_out.append(f"inputs left out ({_SLOW[self.effort]:g} s)")
             yield from probed.accepted
+
+    def _takes_contiguous(self, trial: Trial) -> bool:
+        """Does an op of ours, none that makes views, take the same tensors in their ordinary layout?"""
+        if self.custom_op is None or trial.schema.is_view:
+            return False
+        return attempt(trial.map_tensors(lambda _, x: x if is_ordinary(x) else as_ordinary(x))) is not None
 
     def _announced(self, cases: Iterator[Case]) -> Iterator[Case]:
         """The cases, but for those that end the process, and others like them; each is announced before it is tried."""

@@ -43,7 +43,8 @@ def check(trial: Trial) -> None:
             compare(changed, actual, right, ties=True, **{"fix": _FIX, **fields})
     if not tried:
         raise NotExercised(
-            "there is one kernel for these inputs, no reference function, and nothing that compilers take for it: "
+            "there is one kernel for these inputs, no reference function (reference= of check or custom_op, a plain "
+            "function that computes the same, finds what nothing else can), and nothing that compilers take for it: "
             "there is nothing to compare"
         )
 
