@@ -72,6 +72,12 @@ def named(cases: Sequence[Case], effort: Effort) -> Iterable[Case]:
     return found if effort == "thorough" else found[:12]
 
 
+def deeper(cases: Sequence[Case], effort: Effort) -> Iterable[Case]:
+    """The first input of each sample that has one more dimension."""
+    found = [case for case in cases if case.kind == "size" and case.label.endswith("one more dimension")]
+    return {case.sample: case for case in reversed(found)}.values()
+
+
 def steered(cases: Sequence[Case], effort: Effort) -> Iterable[Case]:
     """The inputs with other numbers, flags, indices, counts or masks, by which kernels choose what to do.
 
@@ -193,7 +199,10 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
         ),
         # What the kernel computes.
         "test_batches": Check(
-            batches.check, "elements of a batch against the same ones in batches of other sizes", after=_CALL
+            batches.check,
+            "elements of a batch against the same ones in batches of other sizes",
+            lambda *of: [*samples(*of), *deeper(*of), *indexed(*of)],
+            after=_CALL,
         ),
         "test_kernels": Check(
             kernels.check,

@@ -124,6 +124,7 @@ class _Comparison(Differences):
 
     def run(self) -> str:
         """'agrees', or why nothing can be said."""
+        self._look_for_nan()
         nearby = [shifted(self.point, self.direction(self.wanted), distance) for distance in (0.03, 0.2)]
         relative = [u * x.abs() for u, x in zip(random_like(self.point, self.numbers), self.point, strict=True)]
         for i, point in enumerate([self.point, *nearby, shifted(self.point, relative, 0.01)]):
@@ -136,6 +137,32 @@ class _Comparison(Differences):
             if reason:
                 return reason
         return "the operator is not smooth around these inputs, or too steep"
+
+    def _look_for_nan(self) -> None:
+        """Is a gradient NaN in an element along which finite differences find a slope?"""
+        try:
+            _, gradients = self.gradients_at(self.point)
+        except Exception:  # for `_verdict` to judge
+            return
+        for i in self.wanted:
+            gradient = gradients[i]
+            if gradient is None or not bool(gradient.isnan().any()):
+                continue
+            at = tuple(gradient.isnan().nonzero()[0].tolist())
+            direction = [torch.zeros_like(x) for x in self.point]
+            direction[i][at] = self.scales[i]
+            found = self.slope(self.point, direction)
+            pairs = [] if found is None else list(zip(found.value, found.error, strict=True))
+            if pairs and all(bool((error <= 1e-3 * (value.abs() + 1)).all()) for value, error in pairs):
+                label = self.function.inputs[i].label
+                raise self.function.fault(
+                    f"the gradient of {label} is NaN where the operator has a derivative",
+                    f"a number for element {at}",
+                    "nan (backward)",
+                    "the formula divides zero by zero, or multiplies zero by infinity: do without the quotient, or "
+                    "replace the argument before, with torch.where",
+                    argument=label,
+                )
 
     def _verdict(self, point: Tensors, direction: Tensors) -> Verdict:
         found = self.slope(point, direction)

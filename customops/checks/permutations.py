@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from typing import Any
 
 import torch
 
@@ -50,20 +51,26 @@ _Dims = dict[str, int | None]
 
 
 def _results(
-    trial: Trial, group: Group, index: torch.Tensor, values: int = 0, put: tuple[int, float] | None = None
+    trial: Trial,
+    group: Group,
+    index: torch.Tensor,
+    values: int = 0,
+    order: torch.Tensor | None = None,
+    put: tuple[int, float] | None = None,
 ) -> Results | None:
-    """The results for the elements at `index`, of many along a group; `values` says which values they have.
+    """The results for the elements at `index`, of many along a group, in an order.
 
-    `put`: a place among those, and what its elements are, of floating point.
+    `values` says which values they have; no two of floating point are equal. `put`: a place, and what is there.
     """
     chosen = {}
     for i, dim in group:  # the elements of the sample, of floating point also scaled
-        tensor = trial.distinct[i].repeat_interleave(8, dim)
+        tensor = trial.distinct[i].index_select(dim, index.to(trial.distinct[i].device) // 8)
         if tensor.is_floating_point():
             numbers = torch.Generator().manual_seed(values + i)
             factor = 1 - torch.rand(tensor.shape, generator=numbers, dtype=torch.float64) / 2
             tensor = (tensor * factor.to(tensor.device)).to(tensor.dtype)
-        tensor = tensor.index_select(dim, index)
+        if order is not None:
+            tensor = tensor.index_select(dim, order)
         if put is not None and tensor.is_floating_point():
             tensor.select(dim, put[0]).fill_(put[1])
         chosen[id(trial.distinct[i])] = tensor
@@ -93,7 +100,7 @@ def _learnt(trial: Trial, group: Group) -> _Dims | None:
         generator = torch.Generator().manual_seed(attempts)
         index = torch.randperm(8 * size, generator=generator)[:size]
         order = torch.arange(size).roll(1) if attempts == 0 else torch.randperm(size, generator=generator)
-        first, second = (_results(trial, group, each, attempts) for each in (index, index[order]))
+        first, second = (_results(trial, group, index, attempts, each) for each in (None, order))
         if first is None or second is None or not any(tensors_in(value) for value in first.values()):
             return None
         for name, value in first.items() if attempts == 0 else ():
@@ -167,9 +174,8 @@ def _check_ends(trial: Trial, group: Group, dims: _Dims) -> None:
     """Does the last of many elements count?"""
     own = trial.distinct[group[0][0]].shape[group[0][1]]
     floats = [i for i, _ in group if trial.distinct[i].is_floating_point()]
-    totals = [name for name, dim in dims.items() if dim is None]  # of what has an element for each, each may show alone
     named = [size for size in constants_of(trial).sizes if size > 256]
-    for size in sorted({*_LONG, *named}) if floats and totals else ():
+    for size in sorted({*_LONG, *named}) if floats else ():
         if max(trial.distinct[i].numel() for i, _ in group) // own * size > _MOST_ELEMENTS:
             break
         index = torch.arange(size) % (8 * own)
@@ -183,7 +189,7 @@ def _check_ends(trial: Trial, group: Group, dims: _Dims) -> None:
                 after = _results(trial, group, index, put=(at, value))
                 if before is None or after is None:
                     return
-                if any(difference(after[name], before[name], exact=True) for name in totals):
+                if any(_changes_elsewhere(after[name], before[name], dim, at) for name, dim in dims.items()):
                     seen[at] = True
         if seen.keys() == {0}:
             arguments, where = words_of(trial, group)
@@ -196,12 +202,20 @@ def _check_ends(trial: Trial, group: Group, dims: _Dims) -> None:
             )
 
 
+def _changes_elsewhere(after: Any, before: Any, dim: int | None, at: int) -> bool:
+    """Do results differ, but for those at the place itself, if they have the order of the inputs?"""
+    if dim is not None and after.dim() > dim and after.shape == before.shape:
+        rest = slice(1, None) if at == 0 else slice(None, -1)
+        after, before = (value.movedim(dim, 0)[rest] for value in (after, before))
+    return difference(after, before, exact=True) is not None
+
+
 def _holds(trial: Trial, group: Group, dims: _Dims, index: torch.Tensor) -> bool | None:
     """Is the result for elements in another order the one it has to be? None if the sizes are not taken."""
     first = _results(trial, group, index)
     for shift in (1, len(index) // 2, len(index) - 2):
         order = torch.arange(len(index)).roll(shift)
-        second = None if first is None else _results(trial, group, index[order])
+        second = None if first is None else _results(trial, group, index, order=order)
         if first is None or second is None:
             return None
         if not _all_agree(first, second, dims, order):

@@ -47,7 +47,7 @@ _ORDINARY = 1e6  #: results that a float32 should be able to hold, whatever they
 def check(trial: Trial) -> None:
     trial = trial.detached()
     expected = steady_results(trial)
-    tried = [_check_integers(trial, expected), _check_wider(trial, expected)]
+    tried = [_check_integers(trial, expected), _check_masks(trial, expected), _check_wider(trial, expected)]
     require(any(tried), "the operator takes no wider dtype than that of these inputs, or has no results in it")
 
 
@@ -156,6 +156,29 @@ def _check_integers(trial: Trial, expected: Results) -> bool:
     return tried
 
 
+def _check_masks(trial: Trial, expected: Results) -> bool:
+    """A mask of uint8, where the operator takes one, means what that of bools does."""
+    accepted = next(_accepted(trial, [torch.uint8], lambda tensor: tensor.dtype is torch.bool), None)
+    if accepted is None or not any(tensor.dtype is torch.bool for tensor in trial.tensors):
+        return False
+    found = None
+    if {name: _kind(value) for name, value in accepted[2].items()} == {n: _kind(v) for n, v in expected.items()}:
+        found = first_difference(accepted[2], expected, rtol=trial.rtol)
+    if found:
+        raise trial.fault(
+            "a mask of uint8 gives another result than the same one of bools",
+            expected="the result for bools",
+            got=f"{found[0]}: {found[1]}",
+            fix="~mask of uint8 is no negation, and mask as an index picks rows 0 and 1: convert it, mask.bool(), or "
+            "refuse it in kernel and fake impl, with torch._check(mask.dtype == torch.bool)",
+        )
+    return True
+
+
+def _kind(value: Any) -> Any:
+    return (value.shape, value.dtype) if isinstance(value, torch.Tensor) else type(value)
+
+
 def _accepted(
     trial: Trial, dtypes: Sequence[torch.dtype], is_converted: Callable[[torch.Tensor], bool]
 ) -> Iterator[tuple[torch.dtype, Trial, Results]]:
@@ -178,6 +201,7 @@ def _check_wider(trial: Trial, expected: Results) -> bool:
     tried = _compare_with_wider(trial, dtype, expected)
     if dtype is torch.float32 or not tried:
         return tried
+    _check_zeros(trial.map_tensors(lambda _name, x: torch.zeros_like(x) if x.is_floating_point() else x), dtype)
     # One size is made large, by repetition, and elements lose their signs, so that sums grow.
     for old in sorted({size for tensor in trial.tensors for size in tensor.shape if 1 < size < _LARGE}):
 
@@ -196,6 +220,23 @@ def _check_wider(trial: Trial, expected: Results) -> bool:
         if 0 < size <= _MOST_RESULTS:
             _compare_with_wider(large, dtype, results)
     return tried
+
+
+def _check_zeros(zeros: Trial, dtype: torch.dtype) -> None:
+    """Are results for zeros NaN that are numbers in wider dtypes? A small constant may be zero in a narrow one."""
+    accepted = next(_accepted(zeros, (torch.float64, torch.float32), torch.Tensor.is_floating_point), None)
+    results = attempt(zeros) or {}
+    for name, truth in accepted[2].items() if accepted is not None and results else ():
+        actual = results[name]
+        if _is_floating(truth) and _is_floating(actual) and actual.shape == truth.shape:
+            wrong = actual.isnan() & truth.isfinite()
+            if wrong.any():
+                raise zeros.fault(
+                    f"a result for zeros in {dtype} is NaN, and a number in {name_of(accepted[0])}",  # type: ignore[index]
+                    expected="a number",
+                    got=f"{name}: {_first(wrong, actual, truth)}",
+                    fix="a constant such as 1e-8 is zero in float16: add it in float32, or torch.finfo(dtype).tiny",
+                )
 
 
 def _compare_with_wider(trial: Trial, dtype: torch.dtype, expected: Results) -> bool:

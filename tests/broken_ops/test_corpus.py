@@ -34,10 +34,10 @@ def test_the_corpus_is_large() -> None:
     assert FOUND_BY.keys() == corpus.FAULTS.keys()
 
 
-#: The first of each kind that is found; ``benchmarks/detection.py`` tries all.
+#: The first of every second kind that is found; ``benchmarks/detection.py`` tries all.
 ONE_OF_EACH_KIND = list(
     {corpus.FAULTS[name].kind: name for name, check in reversed(FOUND_BY.items()) if check}.values()
-)
+)[::2]
 
 
 @pytest.mark.parametrize("name", ONE_OF_EACH_KIND)
@@ -51,7 +51,7 @@ def test_a_broken_op_is_found_and_its_twin_passes(name: str, ns: str) -> None:
     assert not report.failures, str(report)
 
 
-@pytest.mark.parametrize("name", list(corpus.TRAPS)[::3])
+@pytest.mark.parametrize("name", list(corpus.TRAPS)[::5])
 def test_a_right_op_passes(name: str, ns: str) -> None:
     trap = corpus.TRAPS[name]
     report = customops.check(trap.build(f"{ns}::{name}"), [trap.sample()], effort="quick")

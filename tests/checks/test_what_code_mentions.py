@@ -222,3 +222,103 @@ def test_gradients_of_zero_under_vmap(registry: Registry, ns: str) -> None:
     op = define(registry, ns, centred, reference=True)
     x = torch.randn(3, 7, requires_grad=True) * 1e3
     assert customops.check(op, [(x.detach().requires_grad_(),)], only="test_vmap").passed
+
+
+def cut_softmax(x: Tensor) -> Tensor:
+    kept = x[..., :2000]
+    return torch.nn.functional.pad(kept.softmax(-1), (0, x.shape[-1] - kept.shape[-1]))
+
+
+@pytest.mark.parametrize(("fn", "passes"), [(cut_softmax, False), (lambda x: x.softmax(-1), True), (torch.exp, True)])
+def test_the_end_of_a_row(registry: Registry, ns: str, fn: Any, passes: bool) -> None:
+    op = registry.custom_op(f"{ns}::f", fn, mutates_args=(), schema="(Tensor x) -> Tensor")
+    op.register_fake(lambda x: torch.empty_like(x))
+    report = customops.check(op, [(torch.randn(2, 5),)], only="test_permutations")
+    assert bool(report.failures) is not passes
+
+
+def test_what_does_not_depend_on_values_may_have_nan(registry: Registry, ns: str) -> None:
+    op = registry.custom_op(f"{ns}::f", lambda x: x.nan_to_num(), mutates_args=(), schema="(Tensor x) -> Tensor")
+    op.register_fake(lambda x: torch.empty_like(x))
+    op.register_autograd(
+        lambda ctx, grad: grad * ctx.saved_tensors[0].isfinite(),
+        setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
+    )
+    assert customops.check(op, [(torch.randn(4, 3, requires_grad=True),)], only="test_backward").passed
+
+
+def test_a_gradient_of_nan(registry: Registry, ns: str) -> None:
+    def power(x: Tensor, n: float) -> Tensor:
+        return x**n
+
+    op = define(registry, ns, power)
+
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (x,) = ctx.saved_tensors
+        return grad * ctx.n * x**ctx.n / x, None
+
+    def setup(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(inputs[0])
+        ctx.n = inputs[1]
+
+    op.register_autograd(backward, setup_context=setup)
+    sample = torch.randn(3, requires_grad=True), 3.0
+    (failure,) = customops.check(op, [sample], only="test_gradients").failures
+    assert "is NaN where the operator has a derivative" in failure.error.problem
+    op.register_autograd(
+        lambda ctx, grad: (grad * ctx.n * ctx.saved_tensors[0] ** (ctx.n - 1), None), setup_context=setup
+    )
+    assert customops.check(op, [sample], only="test_gradients").passed
+
+
+def test_a_root_has_no_slope_at_zero(registry: Registry, ns: str) -> None:
+    """Its gradient there is infinite, and zero times that is NaN."""
+    op = define(registry, ns, lambda x: (x * x).sqrt(), schema="(Tensor x) -> Tensor")
+    op.register_autograd(
+        lambda ctx, grad: grad * ctx.saved_tensors[0] / (ctx.saved_tensors[0] ** 2).sqrt(),
+        setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
+    )
+    assert not customops.check(op, [(torch.randn(3, requires_grad=True),)], only="test_gradients").failures
+
+
+@pytest.mark.parametrize(("negated", "passes"), [(lambda mask: ~mask, False), (torch.logical_not, True)])
+def test_masks_of_uint8(registry: Registry, ns: str, negated: Any, passes: bool) -> None:
+    def fill(x: Tensor, mask: Tensor) -> Tensor:
+        return torch.where(negated(mask) > 0, x, 0.0).to(x.dtype)
+
+    op = define(registry, ns, fill)
+    sample = torch.randn(4), torch.tensor([True, False, True, True])
+    assert customops.check(op, [sample], only="test_precision").passed is passes
+
+
+@pytest.mark.parametrize(("eps", "passes"), [(1e-8, False), (1e-3, True)])
+def test_zeros_in_float16(registry: Registry, ns: str, eps: float, passes: bool) -> None:
+    def unit(x: Tensor) -> Tensor:
+        return x / (x.abs().sum(-1, keepdim=True) + torch.tensor(eps, dtype=x.dtype))
+
+    op = define(registry, ns, unit)
+    assert customops.check(op, [(torch.rand(3, 4) + 0.5,)], only="test_precision").passed is passes
+
+
+def test_places_that_a_mask_leaves_out(registry: Registry, ns: str) -> None:
+    def chosen(x: Tensor, mask: Tensor) -> Tensor:
+        y = torch.empty_like(x)
+        y[mask] = x[mask] * 2
+        return y
+
+    op = define(registry, ns, chosen)
+    sample = torch.randn(4, 3), torch.ones(4, dtype=torch.bool)
+    assert not customops.check(op, [sample], only="test_uninitialized_memory").passed
+
+
+def test_denormal_numbers(registry: Registry, ns: str) -> None:
+    if not torch.set_flush_denormal(False):
+        pytest.skip("this processor has no such mode")
+
+    def fast(x: Tensor) -> Tensor:
+        torch.set_flush_denormal(True)
+        return x.tanh()
+
+    (failure,) = customops.check(define(registry, ns, fast), [(torch.randn(3),)], only="test_state").failures
+    assert "whether denormal numbers are taken for zero" in failure.error.problem
+    assert (torch.tensor(1e-40) * 1).item() != 0

@@ -76,6 +76,7 @@ def _pairs(parts: Parts, rank: int) -> Iterator[Case]:
             if keeps_ranks and has_ones and not any(0 in shape for shape in found):
                 yield from _changed(case, shapes.in_layout(Parts(case.trial, parts.variation), shapes.ODD_STRIDES))
                 break
+        yield from _both(parts, values.optionals, values.dtypes, at_most=1)
         for case in values.dtypes(parts, QUICK):  # many elements of a dtype that resolves little
             if any(tensor.dtype is torch.bfloat16 for tensor in case.trial.tensors):
                 large = itertools.islice(shapes.sizes(Parts(case.trial, parts.variation), THOROUGH), 1)

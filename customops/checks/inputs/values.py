@@ -105,6 +105,13 @@ def _every_second_infinite(tensor: torch.Tensor) -> torch.Tensor | None:
     return new if tensor.numel() > 1 else None
 
 
+def _every_second(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Every second element is False, of bools."""
+    return (
+        (torch.arange(tensor.numel()) % 2 == 0).reshape(tensor.shape).to(tensor.device) if tensor.numel() > 1 else None
+    )
+
+
 def _merged(tensor: torch.Tensor) -> torch.Tensor | None:
     """The first of some counts is added to the second, and then is 0: there are as many in all."""
     if tensor.dim() != 1 or tensor.numel() < 2 or int(tensor.min()) < 0:
@@ -112,6 +119,15 @@ def _merged(tensor: torch.Tensor) -> torch.Tensor | None:
     new = tensor.clone()
     new[1] += new[0]
     new[0] = 0
+    return new
+
+
+def _last_smaller(tensor: torch.Tensor) -> torch.Tensor | None:
+    """One less for the last one of several that are equal, lengths perhaps."""
+    if tensor.dim() != 1 or tensor.numel() < 2 or int(tensor.min()) < 1 or int(tensor.min()) != int(tensor.max()):
+        return None
+    new = tensor.clone()
+    new[-1] -= 1
     return new
 
 
@@ -155,11 +171,15 @@ _COMPLEX: _Table = (
 )
 #: Integers may be indices: they stay between the smallest and the largest of the sample.
 _INTS: _Table = (
-    {"the smallest": _all_as(torch.min)},
+    {"the smallest": _all_as(torch.min), "the last one smaller": _last_smaller},
     {"the largest": _all_as(torch.max), "reversed": _inverted_order, "ties": _ties},
     {"zeros": torch.zeros_like},
 )
-_BOOLS: _Table = ({"False": _all(False)}, {"True": _all(True), "inverted": torch.logical_not}, {})
+_BOOLS: _Table = (
+    {"False": _all(False)},
+    {"every second": _every_second, "True": _all(True), "inverted": torch.logical_not},
+    {},
+)
 #: Integers of an op that takes other tensors, too.
 _COUNTS: _Table = ({}, {"the first added to the second": _merged}, {})
 #: Integers of an op that takes no other tensors, to which they could be indices.
