@@ -265,7 +265,6 @@ def entry(fn: F) -> F:
     Arguments that `fn` does not take raise TypeError, as in Python, which names the parameter that was meant.
     """
 
-    @functools.wraps(fn)
     def call(*args: Any, **kwargs: Any) -> Any:
         try:
             return fn(*args, **kwargs)
@@ -280,7 +279,10 @@ def entry(fn: F) -> F:
             error.__traceback__ = None
             raise
 
-    return call  # type: ignore[return-value]
+    if isinstance(fn, functools.partial):  # it has no name, and to find that out takes time
+        call.__wrapped__ = fn  # type: ignore[attr-defined]
+        return call  # type: ignore[return-value]
+    return functools.wraps(fn)(call)  # type: ignore[return-value]
 
 
 def misused(fn: Callable[..., Any], text: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:

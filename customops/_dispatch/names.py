@@ -57,12 +57,13 @@ class Name(_Parts):
             example = f'@custom_op("mylib::{name_of(text)}", mutates_args=())'
         if not isinstance(text, str):
             raise DefinitionError("the name of an op must be a string", got=brief(text), fix=example)
-        words = _IDENTIFIER.findall(text)
-        if 1 <= len(words) <= 2 and len(text) < 100:
-            example = f'"{"::".join(["mylib", *words][-2:])}"'
         namespace, separator, rest = text.partition("::")
         name, dot, overload = rest.partition(".")
         parts = [namespace, name, overload] if dot else [namespace, name]
+        if not separator or not all(map(_IDENTIFIER.fullmatch, parts)):
+            words = _IDENTIFIER.findall(text)
+            if 1 <= len(words) <= 2 and len(text) < 100:
+                example = f'"{"::".join(["mylib", *words][-2:])}"'
         if not separator:
             raise DefinitionError(
                 "the name of an op needs a namespace", expected='"namespace::name"', got=brief(text), fix=example

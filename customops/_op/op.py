@@ -537,8 +537,14 @@ def _remembering(method: str) -> Fn:
 
 
 @functools.cache
-def _signature(method: str) -> inspect.Signature:
-    return inspect.signature(getattr(CustomOpDef, method))
+def _places(method: str, count: int, keywords: tuple[str, ...]) -> dict[str, int | str]:
+    """Where the arguments of a registration stand, of so many by position and these by name.
+
+    Raises:
+        TypeError: the method does not take such arguments.
+    """
+    signature = inspect.signature(getattr(CustomOpDef, method))
+    return dict(signature.bind(None, *range(count), **{name: name for name in keywords}).arguments)
 
 
 def _function_in(method: str, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -548,9 +554,9 @@ def _function_in(method: str, op: Any, args: tuple[Any, ...], kwargs: dict[str, 
         TypeError: the method does not take these arguments.
         RegistrationError, DefinitionError: there is no such device type.
     """
-    given = _signature(method).bind(op, *args, **kwargs).arguments
-    if "device_types" in given:
-        device_list(given["device_types"], op._qualname)
+    place = _places(method, len(args), tuple(kwargs)).get("device_types")
+    if place is not None:
+        device_list(args[place] if isinstance(place, int) else kwargs[place], op._qualname)
     at = REGISTRATIONS[method].function
     return args[at] if at is not None and len(args) > at else kwargs.get("func")
 

@@ -20,7 +20,7 @@ from customops import Tag, custom_op
 )
 def select_rows(name: str, broken: bool):
     def kernel(x: Tensor, index: Tensor) -> Tensor:
-        require(x.dim() > 0, "unsupported shapes or dtypes")
+        require(x.dim() > 0 and index.dim() > 0, "unsupported shapes or dtypes")
         return x[index]
 
     def setup_context(ctx, inputs, output):
@@ -35,7 +35,7 @@ def select_rows(name: str, broken: bool):
 
     @op.register_fake
     def _(x, index):
-        require(x.dim() > 0, "unsupported shapes or dtypes")
+        require(x.dim() > 0 and index.dim() > 0, "unsupported shapes or dtypes")
         return x.new_empty(*index.shape, *x.shape[1:])
 
     op.register_autograd(backward, setup_context=setup_context)
@@ -237,7 +237,7 @@ def sin_cos(name: str, broken: bool):
 def scale_columns(name: str, broken: bool):
     @float_only
     def kernel(x: Tensor, weight: Tensor) -> Tensor:
-        require(weight.shape == x.shape[-1:], "unsupported shapes or dtypes")
+        require(x.dim() > 0 and weight.shape == x.shape[-1:], "unsupported shapes or dtypes")
         return (x * weight).contiguous()
 
     def backward(ctx, grad):
@@ -256,8 +256,7 @@ def scale_columns(name: str, broken: bool):
     @op.register_fake
     @float_only
     def _(x, weight):
-        require(weight.shape == x.shape[-1:], "unsupported shapes or dtypes")
-        require(weight.shape == x.shape[-1:], "weight must have the last size of x")
+        require(x.dim() > 0 and weight.shape == x.shape[-1:], "unsupported shapes or dtypes")
         return x.new_empty(x.shape, dtype=torch.result_type(x, weight))
 
     op.register_autograd(backward, setup_context=save_tensors_and_numbers)
@@ -357,7 +356,7 @@ def absmax_scale(name: str, broken: bool):
             top = size.flatten(1).amax(1).view(-1, *[1] * (x.dim() - 1))
         else:
             top = size.max()
-        return (x / top.clamp(min=1e-12)).contiguous()
+        return (x / top.clamp(min=torch.finfo(x.dtype).tiny)).contiguous()
 
     op = custom_op(name, kernel, mutates_args=())
 

@@ -17,6 +17,7 @@ from customops import custom_op, get_ctx
 )
 def padded_embedding(name: str):
     def kernel(table: Tensor, index: Tensor) -> Tensor:
+        require(table.dim() == 2, "unsupported shapes or dtypes")
         if index.numel() and not bool(((index >= -1) & (index < table.shape[0])).all()):
             raise IndexError("an index is out of range")
         if table.shape[0] == 0:
@@ -35,7 +36,12 @@ def padded_embedding(name: str):
         return grad.new_zeros(ctx.shape).index_add(0, index.clamp(min=0).reshape(-1), flat), None
 
     op = custom_op(name, kernel, mutates_args=())
-    op.register_fake(lambda table, index: table.new_empty(*index.shape, table.shape[1]))
+
+    @op.register_fake
+    def _(table, index):
+        require(table.dim() == 2, "unsupported shapes or dtypes")
+        return table.new_empty(*index.shape, table.shape[1])
+
     op.register_autograd(backward, setup_context=setup_context)
     return op
 

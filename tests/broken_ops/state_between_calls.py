@@ -385,6 +385,7 @@ def decay_rows(name: str, broken: bool):
     tables: dict = {}
 
     def table(n: int, dtype: torch.dtype) -> Tensor:
+        n = int(n)
         if (n, dtype) not in tables:
             with nullcontext() if broken else torch.inference_mode(False):
                 tables[n, dtype] = torch.exp(-torch.arange(n, dtype=torch.float64) / 4).to(dtype)
