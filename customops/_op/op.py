@@ -538,24 +538,18 @@ def _remembering(method: str) -> Fn:
 
 @functools.cache
 def _places(method: str, count: int, keywords: tuple[str, ...]) -> dict[str, int | str]:
-    """Where the arguments of a registration stand, of so many by position and these by name.
-
-    Raises:
-        TypeError: the method does not take such arguments.
-    """
-    signature = inspect.signature(getattr(CustomOpDef, method))
-    return dict(signature.bind(None, *range(count), **{name: name for name in keywords}).arguments)
+    """Where arguments of a registration stand, of so many by position and these by name; TypeError if none do."""
+    bind = inspect.signature(getattr(CustomOpDef, method)).bind
+    return dict(bind(None, *range(count), **dict(zip(keywords, keywords, strict=True))).arguments)
 
 
 def _function_in(method: str, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The function among the arguments of a registration that is not made now; None if there is none.
 
     Raises:
-        TypeError: the method does not take these arguments.
-        RegistrationError, DefinitionError: there is no such device type.
+        TypeError: the method does not take them. RegistrationError, DefinitionError: there is no such device type.
     """
-    place = _places(method, len(args), tuple(kwargs)).get("device_types")
-    if place is not None:
+    if (place := _places(method, len(args), tuple(kwargs)).get("device_types")) is not None:
         device_list(args[place] if isinstance(place, int) else kwargs[place], op._qualname)
     at = REGISTRATIONS[method].function
     return args[at] if at is not None and len(args) > at else kwargs.get("func")

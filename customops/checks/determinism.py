@@ -80,14 +80,15 @@ def check(trial: Trial) -> None:
 # test_uninitialized_memory: no result is what happened to be in memory.
 #
 # The operator runs with all new memory filled with NaN (integers: with the largest number), and again with memory as it
-# comes. All else is the same, so a result that differs was never written, or was computed from what was not. An output
-# no element of which is written is taken for a work space, unless that is so for empty inputs alone.
+# comes, or filled with another number. All else is the same, so a result that differs was never written, or was computed
+# from what was not. An output no element of which is written is taken for a work space, unless that is so for empty
+# inputs alone.
 
 
 def check_memory(trial: Trial) -> None:
     require_comparable(trial)
     trial = trial.detached()
-    with _deterministic(fill=False):
+    with _deterministic(fill=False), _marked():
         ordinary = attempt(trial)
     with _filled():
         filled, again = attempt(trial), attempt(trial)
@@ -115,12 +116,17 @@ def check_memory(trial: Trial) -> None:
 
 def _unwritten(trial: Trial) -> set[str] | None:
     """The outputs that keep what new memory is filled with; None if the operator does not take the inputs."""
-    with _filling(_ALLOCATING, lambda tensor: tensor.detach().fill_(_mark_of(tensor))):
+    with _marked():
         marks = attempt(trial)
     if marks is None:
         return None
     # A sum with what was there would differ from it.
     return {name for name, value in marks.items() if all(bool((x == _mark_of(x)).all()) for x in _tensors(value))}
+
+
+def _marked() -> Any:
+    """New memory that Python code asks for is filled with marks: as it comes, it may still hold an earlier fill."""
+    return _filling(_ALLOCATING, lambda tensor: tensor.detach().fill_(_mark_of(tensor)))
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:

@@ -189,7 +189,7 @@ def _compare(calls: _Calls, plan: _Plan) -> str | None:
 
 def _largest(tensors: Iterable[torch.Tensor]) -> float:
     """The largest finite number of floating point among the elements."""
-    finite = [x[x.isfinite()].abs() for x in tensors if x.is_floating_point()]
+    finite = [x.detach()[x.isfinite()].abs() for x in tensors if x.is_floating_point()]
     return max((float(x.max()) for x in finite if x.numel()), default=0.0)
 
 
