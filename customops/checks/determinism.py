@@ -80,9 +80,9 @@ def check(trial: Trial) -> None:
 # test_uninitialized_memory: no result is what happened to be in memory.
 #
 # The operator runs with all new memory filled with NaN (integers: with the largest number), and again with memory as it
-# comes, or filled with another number. All else is the same, so a result that differs was never written, or was computed
-# from what was not. An output no element of which is written is taken for a work space, unless that is so for empty
-# inputs alone.
+# comes, or filled with another number. All else is the same, so a result that differs was never written, or was
+# computed from what was not. An output no element of which is written is taken for a work space, unless that is so for
+# empty inputs alone.
 
 
 def check_memory(trial: Trial) -> None:
