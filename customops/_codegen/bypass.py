@@ -201,22 +201,22 @@ def graph_call({parameters}):
 
 
 def graph_call(
-    operator: OperatorHandle, device: str, dispatched: Callable[..., Any], *, fills: bool = False
+    operator: OperatorHandle, device: str, dispatched: Callable[..., Any], *, allocated: bool = False
 ) -> Callable[..., Any]:
     """The function for calls of an op on tensors of a device, given by its dispatch key.
 
     Args:
         operator: the handle of the op; `in_graphs` of its fast path has the kernel.
         dispatched: does the same by the dispatcher, at any time.
-        fills: what it writes to was allocated by the graph, as the fake impl says: see `CurrentKernel.fills`.
+        allocated: it is an out variant, and the graph has just allocated what it writes to.
     """
-    source = _graph_source(Shape.of(operator.spec, operator.options.check), fills=fills)
+    source = _graph_source(Shape.of(operator.spec, operator.options.check), allocated=allocated)
     function = source.build(operator.qualname, operator=operator, device=device, dispatched=dispatched)
     return _torch.dynamo.outside_dynamo(function)
 
 
 @functools.lru_cache(maxsize=512)
-def _graph_source(shape: Shape, *, fills: bool) -> Source:
+def _graph_source(shape: Shape, *, allocated: bool) -> Source:
     schema = shape.schema
     source = Emitter("graph_call", shape)
     source.objects |= {"any_requires_grad": any_requires_grad(schema), "is_lazy": _torch.tensors.is_lazy}
@@ -238,7 +238,7 @@ def _graph_source(shape: Shape, *, fills: bool) -> Source:
         are_plain=are_plain,
         nothing_to_differentiate=f"and not ({records})",
         kernel_call=emit_kernel_call(
-            source, bump=bool(schema.mutated), direct=True, last=True, fn="fills" if fills else "fn"
+            source, bump=bool(schema.mutated), direct=True, last=True, fn="fn_if_allocated" if allocated else "fn"
         ),
     )
     return source

@@ -90,7 +90,8 @@ class CurrentKernel:
 
     Attributes:
         fn: what is called: the user's function, or what observers put around it.
-        fills: the same for tensors to write to that inductor allocated, as the fake impl says; `fn` has it as `fill`.
+        fn_if_allocated: called in the place of `fn` with out tensors that a graph has just allocated, as the fake impl
+            says: there is less to check.
         registered: the user's function.
         op, device_type, schema: of what it is the kernel; None stands for all devices without one of their own.
         direct: the generated function, for a call on the fast path: it skips the keys between autograd and the device.
@@ -98,8 +99,8 @@ class CurrentKernel:
         inspected: what is called in the place of the user's function until a call passes; None from then on.
     """
 
-    __slots__ = ("__weakref__", "_inspect", "device_type", "direct", "fills", "fn", "inspected", "op", "registered",
-                 "schema", "unchecked")  # fmt: skip
+    __slots__ = ("__weakref__", "_inspect", "device_type", "direct", "fn", "fn_if_allocated", "inspected", "op",
+                 "registered", "schema", "unchecked")  # fmt: skip
 
     def __init__(
         self,
@@ -132,7 +133,7 @@ class CurrentKernel:
         fn = self.inspected or self.registered
         for observer in observers:
             fn = observer.around_kernel(self, fn)
-        self.fn, self.fills = fn, getattr(fn, "fill", fn)
+        self.fn, self.fn_if_allocated = fn, getattr(fn, "call_if_allocated", fn)
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -538,7 +538,7 @@ def _remembering(method: str) -> Fn:
 
 @functools.cache
 def _places(method: str, count: int, keywords: tuple[str, ...]) -> dict[str, int | str]:
-    """Where arguments of a registration stand, of so many by position and these by name; TypeError if none do."""
+    """Where arguments of a registration stand, so many by position and these by name; TypeError if it takes no such."""
     bind = inspect.signature(getattr(CustomOpDef, method)).bind
     return dict(bind(None, *range(count), **dict(zip(keywords, keywords, strict=True))).arguments)
 

@@ -297,10 +297,10 @@ def _arrives_unchanged(argument: Argument, type_: str, value: Any) -> bool:
     return type(value) is not int or -(2**63) <= value < 2**63
 
 
-def direct_call(qualname: str, device: str, *, fills: bool = False) -> Callable[..., Any]:
+def direct_call(qualname: str, device: str, *, allocated: bool = False) -> Callable[..., Any]:
     """The function that graphs call for an op, on tensors of a device that is given by its dispatch key.
 
-    `fills`: for an out variant whose tensors the graph allocated.
+    `allocated`: for an out variant whose tensors the graph allocated.
     """
     operator, name = _operators.get(qualname), Name.parse(qualname)
 
@@ -308,4 +308,4 @@ def direct_call(qualname: str, device: str, *, fills: bool = False) -> Callable[
         """Call the op that has the name now, as ``torch.ops`` in the code of a graph would."""
         return _torch.library.overload_of(name.packet, name.overload)(*args, **kwargs)
 
-    return dispatched if operator is None else graph_call(operator, device, dispatched, fills=fills)
+    return dispatched if operator is None else graph_call(operator, device, dispatched, allocated=allocated)

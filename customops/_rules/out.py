@@ -348,14 +348,14 @@ class Checked:
         if _torch.tensors.any_alias(args, others, (*outs,)):
             targets = self._separate(args, others, outs, targets)
         elif accepted:
-            return self.fill(*args, **kwargs)
-        self.fill(*args, **others, **dict(zip(names, targets, strict=True)))
+            return self.call_if_allocated(*args, **kwargs)
+        self.call_if_allocated(*args, **others, **dict(zip(names, targets, strict=True)))
         for out, target in zip(outs, targets, strict=True):
             if target is not out:
                 out.copy_(target)
         return outs[0] if len(outs) == 1 else outs
 
-    def fill(self, /, *args: Any, **kwargs: Any) -> Any:
+    def call_if_allocated(self, /, *args: Any, **kwargs: Any) -> Any:
         """Call the kernel with tensors that it can just fill. Those that inductor allocates for a call are."""
         shapes = [kwargs[name].shape for name in self.names]
         result = self.fn(*args, **kwargs)

@@ -324,7 +324,8 @@ def _tensor_guard(tensors: Sequence[Tensor]) -> Guard:
 
 def exact_guard_of(tensors: Sequence[Tensor]) -> Guard | None:
     """The same for tensors of these sizes and strides, whatever autocast does; None if it would not know them again."""
-    if any(tensor.is_nested for tensor in tensors) or len({id(tensor) for tensor in tensors}) < len(tensors):
+    are_strided = all(tensor.layout is torch.strided and not tensor.is_nested for tensor in tensors)
+    if not are_strided or len({id(tensor) for tensor in tensors}) < len(tensors):
         return None
     sizes, strides = [[*tensor.shape] for tensor in tensors], [[*tensor.stride()] for tensor in tensors]
     guard: Guard = _guards.TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check

@@ -218,8 +218,8 @@ def _lower(fn: Callable[..., Any], graph: Any, args: Any, kwargs: Any) -> Any:
 MayBeDirect = Callable[[str, str, tuple[Any, ...], dict[str, Any]], bool]
 #: Stands for a tensor in the arguments of a call.
 TENSOR = object()
-#: Entered by `patches.install`, as is ``direct_call(qualname, device, fills=False)``, which returns what graphs call in
-#: the place of the dispatcher, where that may be. Compiled code finds it by its module and name.
+#: Entered by `patches.install`, as is ``direct_call(qualname, device, allocated=False)``, which returns what graphs
+#: call in the place of the dispatcher, where that may be. Compiled code finds it by its module and name.
 may_be_direct: MayBeDirect = lambda *call: False  # noqa: E731
 direct_call: Any = None
 
@@ -263,12 +263,12 @@ def _name_directly(node: Any, wrapper: Any, ir: Any, outs: Sequence[Any] = ()) -
         return
     # Of two ops, perhaps: the number tells them apart.
     readable = re.sub(r"[^0-9A-Za-z_]", "_", overload._name)
-    name = f"customops_{readable}_{zlib.crc32(overload._name.encode()):08x}_{device}{'_fills' * bool(outs)}"
+    name = f"customops_{readable}_{zlib.crc32(overload._name.encode()):08x}_{device}{'_allocated' * bool(outs)}"
     while hasattr(wrapper, "parent_wrapper"):  # the code of a subgraph has no head
         wrapper = wrapper.parent_wrapper
     wrapper.add_import_once(f"import {direct_call.__module__}")
     function = f"{direct_call.__module__}.{direct_call.__name__}"
-    wrapper.add_import_once(f"{name} = {function}({overload._name!r}, {device!r}{', fills=True' * bool(outs)})")
+    wrapper.add_import_once(f"{name} = {function}({overload._name!r}, {device!r}{', allocated=True' * bool(outs)})")
     node.set_python_kernel_name(name)
 
 

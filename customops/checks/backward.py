@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -112,5 +112,4 @@ def _as_operator(trial: Trial, labels: set[str]) -> Iterator[Trial]:
         scale = max(float(x.abs().max()) for x in values if x.is_floating_point() and x.numel())
         yield Trial(op._opoverload, tuple(values), scale=scale)
     finally:
-        with suppress(Exception):
-            registry.clear()
+        registry.clear()

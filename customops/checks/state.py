@@ -337,7 +337,6 @@ def _check_states(trial: Trial, expected: Results) -> None:
 # Settings of the program that a call has to leave as they are, and the generators of random numbers
 
 
-_DENORMAL = torch.tensor(1e-40)
 #: What it is, how to ask for it, how to set it.
 _SETTINGS: tuple[tuple[str, Callable[[], Any], Callable[[Any], Any]], ...] = (
     ("whether gradients are recorded", torch.is_grad_enabled, torch.set_grad_enabled),
@@ -351,7 +350,7 @@ _SETTINGS: tuple[tuple[str, Callable[[], Any], Callable[[Any], Any]], ...] = (
     ("the precision of matrix products", torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
     (
         "whether denormal numbers are taken for zero",
-        lambda: (_DENORMAL * 1).item() == 0,
+        lambda: (torch.tensor(1e-40, dtype=torch.float32, device="cpu") * 1).item() == 0,
         lambda flushed: bool(torch.set_flush_denormal(flushed)),
     ),
     ("whether anomalies are detected", torch.is_anomaly_enabled, torch.set_anomaly_enabled),

@@ -96,7 +96,9 @@ def callers(seen: list[str]) -> Any:
 
     def kernel(x: Tensor, by: float, y: Tensor, *, out: Tensor) -> None:
         names = [frame.name for frame in traceback.extract_stack()]
-        seen.append("graph" if "graph_call" in names and "fill" in names and "kernel" not in names[:-1] else "key")
+        seen.append(
+            "graph" if "graph_call" in names and "call_if_allocated" in names and "kernel" not in names[:-1] else "key"
+        )
         axpy_out(x, by, y, out=out)
 
     return kernel
@@ -132,7 +134,7 @@ def test_what_acts_while_a_graph_runs(registry: Registry, ns: str) -> None:
         assert_close(run(x), x * 3)
     out = torch.empty(4)
     with DispatchLog() as log:
-        direct_call(f"{ns}::axpy.out", "CPU", fills=True)(x, 2.0, x, out=out)
+        direct_call(f"{ns}::axpy.out", "CPU", allocated=True)(x, 2.0, x, out=out)
     assert log.seen[0] == f"{ns}.axpy.out"
     assert_close(out, x * 3)
     with torch.autocast("cpu", torch.bfloat16):

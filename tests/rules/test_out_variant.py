@@ -629,3 +629,12 @@ def test_wrong_ones_are_found(op: Any, x: Tensor, wrong: Any, problem: str) -> N
     report = customops.check(op, only="test_kernels")
     assert not report.passed
     assert f"the out variant {problem}" in str(report)
+
+
+def test_tensors_without_strides(registry: Registry, ns: str) -> None:
+    op = registry.custom_op(f"{ns}::f", lambda x, y: x @ y, mutates_args=(), schema="(Tensor x, Tensor y) -> Tensor")
+    op.register_fake(lambda x, y: y.new_empty(x.shape[0], y.shape[1]))
+    op.register_out(lambda x, y, *, out: out.copy_(x @ y))
+    x, y = torch.randn(3, 3), torch.randn(3, 2)
+    for each in (x, x.to_sparse_csr(), x.to_sparse_csr(), x, x.to_sparse()):
+        assert_close(op.out(each, y, out=torch.empty(3, 2)), x @ y)

@@ -7,7 +7,6 @@ and dtypes to try, which no guess would hit.
 from __future__ import annotations
 
 import types
-import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -50,21 +49,16 @@ class Constants:
         return list(dict.fromkeys(size for n in named for size in (n + 1, n)))
 
 
-_known: weakref.WeakKeyDictionary[Any, Constants] = weakref.WeakKeyDictionary()
-
-
 def constants_of(trial: Trial) -> Constants:
     """What the kernels, the fake impl, the rules and the user's functions that they call mention."""
     custom = trial.custom_op
-    if custom is None:
-        return _read(trial.kernels)
-    if custom not in _known:
+    functions: list[Any] = trial.kernels
+    if custom is not None:
         rules = custom._rules
         formulas = [formula for formula in rules.autograd.formulas.values() if formula is not None]
-        functions = [*trial.kernels, rules.fake.fn, *rules.vmap.values.values()]
+        functions += [rules.fake.fn, *rules.vmap.values.values()]
         functions += [fn for formula in formulas for fn in (formula.fn, formula.setup_context)]
-        _known[custom] = _read(functions)
-    return _known[custom]
+    return _read(functions)
 
 
 def _read(functions: list[Any]) -> Constants:
