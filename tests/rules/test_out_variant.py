@@ -631,6 +631,7 @@ def test_wrong_ones_are_found(op: Any, x: Tensor, wrong: Any, problem: str) -> N
     assert f"the out variant {problem}" in str(report)
 
 
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support")
 def test_tensors_without_strides(registry: Registry, ns: str) -> None:
     op = registry.custom_op(f"{ns}::f", lambda x, y: x @ y, mutates_args=(), schema="(Tensor x, Tensor y) -> Tensor")
     op.register_fake(lambda x, y: y.new_empty(x.shape[0], y.shape[1]))
