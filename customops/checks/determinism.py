@@ -108,7 +108,7 @@ def check_memory(trial: Trial) -> None:
     if found:
         raise trial.fault(
             "a result depends on memory that was never written",
-            got=f"{found[0]}, where new memory is filled: {found[1]} (as it comes)",
+            got=f"{found[0]}, where new memory is filled, with two values: {found[1]}",
             fix="write every element of what torch.empty, empty_like, new_empty or numpy.empty returned, also at the "
             "ends and for small sizes; or use zeros",
         )

@@ -96,9 +96,8 @@ def callers(seen: list[str]) -> Any:
 
     def kernel(x: Tensor, by: float, y: Tensor, *, out: Tensor) -> None:
         names = [frame.name for frame in traceback.extract_stack()]
-        seen.append(
-            "graph" if "graph_call" in names and "call_if_allocated" in names and "kernel" not in names[:-1] else "key"
-        )
+        is_direct = {"graph_call", "call_if_allocated"} <= {*names} and "kernel" not in names[:-1]
+        seen.append("graph" if is_direct else "key")
         axpy_out(x, by, y, out=out)
 
     return kernel
