@@ -201,12 +201,13 @@ def graph_call({parameters}):
 
 
 def graph_call(
-    operator: OperatorHandle, device: str, dispatched: Callable[..., Any], *, allocated: bool = False
+    operator: OperatorHandle, device: str | tuple[str, str], dispatched: Callable[..., Any], *, allocated: bool = False
 ) -> Callable[..., Any]:
     """The function for calls of an op on tensors of a device, given by its dispatch key.
 
     Args:
         operator: the handle of the op; `in_graphs` of its fast path has the kernel.
+        device: the key; with the name of a kernel, if it is to be one of several.
         dispatched: does the same by the dispatcher, at any time.
         allocated: it is an out variant, and the graph has just allocated what it writes to.
     """

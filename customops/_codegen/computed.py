@@ -50,17 +50,7 @@ MISSING = _Missing()
 
 
 def read(given: Any, names: Sequence[str], op: str, *, starred: bool) -> tuple[Computed, ...]:
-    """What was given as ``computed_args=``.
-
-    Args:
-        given: name -> function, or None.
-        names: those of the op's parameters, as its signature has them.
-        op: for messages.
-        starred: has the signature ``*args`` or ``**kwargs``?
-
-    Raises:
-        DefinitionError: a name is no parameter, or a function asks for something that is none, or not there yet.
-    """
+    """What was given as ``computed_args=``, checked: `names` are the op's parameters, `starred` if there are others."""
     if given is None:
         return ()
     if not isinstance(given, Mapping):
@@ -140,11 +130,7 @@ def functions(parameters: Schema, computed: tuple[Computed, ...], op: str, inner
 
 
 def plain(fn: Fn, given: Any, op: str) -> Fn:
-    """`fn` itself with ``computed_args``, where there is no op.
-
-    Raises:
-        DefinitionError: as `read` does.
-    """
+    """`fn` itself with ``computed_args``, where there is no op."""
     whole = inspect.signature(fn)
     starred = any(each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD) for each in whole.parameters.values())
     computed = read(given, list(whole.parameters), op, starred=starred)

@@ -63,7 +63,7 @@ def bad_argument(op: str, value: Any, path: str, expected: str) -> ArgumentError
     """The error for an argument with a value that its type does not allow."""
     problem, fix, cls = "an argument has a value that the signature does not allow", f"pass {expected}", type(value)
     if is_dynamo_compiling():  # which cannot trace the making of the error
-        _torch.dynamo.stop_tracing(problem, op, fix, path, expected)
+        _torch.dynamo.stop_tracing(ArgumentError, problem, op, fix, path, expected)
     if cls.__module__ != "builtins" and re.match(rf"(one of )?{re.escape(cls.__name__)}\b", expected):
         fix = f"define the op again: {cls.__module__}.{cls.__qualname__} was defined again after it"
     return ArgumentError(problem, op=op, argument=path, expected=expected, got=brief(value), fix=fix)
@@ -156,10 +156,7 @@ class Writer:
         return self.source.build(self.op)
 
     def lower_parameters(self) -> tuple[list[str], list[str], list[str], dict[str, str]]:
-        """The parameters of the function, with their defaults, and the lines that check their values.
-
-        After these, the expressions for the arguments of the schema: positional ones, those by name.
-        """
+        """Parameters with their defaults, lines that check their values, and the arguments that these become."""
         texts: list[str] = []
         lines: list[str] = []
         values: dict[str, str] = {}
@@ -322,9 +319,7 @@ def misfit_of(node: Node, value: Any) -> tuple[str, str] | None:
 
 
 class Lowering:
-    """What stands between the signature of an op and its schema: it wraps callbacks that take and return what the
-    signature says into such as the schema says.
-    """
+    """Wraps callbacks that take and return what the signature of an op says into such as its schema says."""
 
     def __init__(self, signature: Signature, schema: Schema, op: str) -> None:
         self.signature, self.schema, self.op = signature, schema, op
@@ -437,15 +432,11 @@ class Lowering:
 
     # Callbacks --------------------------------------------------------------------------------------------------
 
-    def kernel(self, fn: Fn, role: str = "kernel", *, warn: bool = True) -> Fn:
-        """A kernel or fake impl of the schema, around one of the signature.
-
-        Raises:
-            CallbackError: `fn` does not take the parameters of the signature.
-        """
+    def kernel(self, fn: Fn, role: str = "kernel", *, warn: bool = True, lower_result: bool = True) -> Fn:
+        """A kernel or fake impl of the schema, around one of the signature; its result may be left as it is."""
         bound = bind_kernel(fn, self.parameters, self.op, role, warn=warn)
         writer = Writer("callback", self, functools.partial(misfit, self.op, role, bound))
-        lines, result = writer.lower_result()
+        lines, result = writer.lower_result() if lower_result else ([], "$result")
         parameters, restored = writer.restored()
         arguments = [
             f"{each.name}={restored[each.name]}"

@@ -94,13 +94,14 @@ class CurrentKernel:
             says: there is less to check.
         registered: the user's function.
         op, device_type, schema: of what it is the kernel; None stands for all devices without one of their own.
+        name: the name by which it was registered, if it is one of several; "" else.
         direct: the generated function, for a call on the fast path: it skips the keys between autograd and the device.
         unchecked: has no result of it been checked yet?
         inspected: what is called in the place of the user's function until a call passes; None from then on.
     """
 
-    __slots__ = ("__weakref__", "_inspect", "device_type", "direct", "fn", "fn_if_allocated", "inspected", "op",
-                 "registered", "schema", "unchecked")  # fmt: skip
+    __slots__ = ("__weakref__", "_inspect", "device_type", "direct", "fn", "fn_if_allocated", "inspected", "name",
+                 "op", "registered", "schema", "unchecked")  # fmt: skip
 
     def __init__(
         self,
@@ -109,8 +110,9 @@ class CurrentKernel:
         device_type: str | None = None,
         schema: Schema | None = None,
         inspect: Callable[[CurrentKernel, bool], Fn | None] = lambda current, compiled: None,
+        name: str = "",
     ) -> None:
-        self.op, self.device_type, self.schema, self._inspect = op, device_type, schema, inspect
+        self.op, self.device_type, self.schema, self._inspect, self.name = op, device_type, schema, inspect, name
         self.direct: Fn | None = None
         self.set(fn)
         add_observable(self)
@@ -131,13 +133,13 @@ class CurrentKernel:
 
     def look_for_observers(self) -> None:
         fn = self.inspected or self.registered
-        for observer in observers:
+        for observer in observers if not hasattr(fn, "chooser") else ():  # else they see what is chosen
             fn = observer.around_kernel(self, fn)
         self.fn, self.fn_if_allocated = fn, getattr(fn, "call_if_allocated", fn)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Names of kernels in profiles: ``ns::op[cuda: file.py:12]``, inside what the profiler shows for the op
+# Names of kernels in profiles, ``ns::op[cuda: file.py:12]`` or ``ns::op[name]``, inside what is shown for the op
 
 
 class _Naming:
@@ -145,7 +147,8 @@ class _Naming:
 
     def around_kernel(self, current: CurrentKernel, fn: Fn) -> Fn:
         place = os.path.basename(location_of(current.registered))
-        name, named_range = f"{current.op}[{current.device_type or 'default'}: {place}]", _torch.dispatcher.named_range
+        shown = current.name or f"{current.device_type or 'default'}: {place}"
+        name, named_range = f"{current.op}[{shown}]", _torch.dispatcher.named_range
 
         @functools.wraps(fn, updated=())
         def named(*args: Any, **kwargs: Any) -> Any:

@@ -47,11 +47,7 @@ class Name(_Parts):
 
     @classmethod
     def parse(cls, text: str) -> Name:
-        """Split a qualified name.
-
-        Raises:
-            DefinitionError: it is not of the form ``namespace::name`` or ``namespace::name.overload``.
-        """
+        """Split a qualified name, ``namespace::name`` or ``namespace::name.overload``."""
         example = 'a name looks like "mylib::scale"'
         if callable(text):
             example = f'@custom_op("mylib::{name_of(text)}", mutates_args=())'
@@ -204,11 +200,7 @@ def is_defined(qualname: str) -> bool:
 def look_up(packet: str, is_use: bool = True) -> None:
     """Before an op is looked for: load what may define it, define it if it is lazy, then call back who waits for it.
 
-    An entry point or a lazy op that raises does so each time. A callback that raised is not called again.
-
-    Args:
-        packet: the name that all its overloads share.
-        is_use: False where the op is about to be defined.
+    An entry point or a lazy op that raises does so each time. `is_use` is False where the op is about to be defined.
     """
     use(packet.partition("::")[0], is_use)
     if not any(op._defined_here() for op in _lazy.get(packet, {}).values()):
@@ -277,9 +269,6 @@ def use(namespace: str, is_use: bool = True) -> None:
     """Load the entry points of a namespace, unless that was done, or is being done by this thread.
 
     Without the lock: threads that import modules wait for each other already, and two locks could wait crosswise.
-
-    Args:
-        is_use: False where the namespace is looked up to define an op in it: nothing is loaded then.
     """
     waiting = _find().get(namespace)
     if not is_use or waiting is None:
@@ -359,12 +348,7 @@ _KNOWN = ("cpu", "cuda", "xpu", "mps", "hpu", "mtia", "xla", "meta")
 
 
 def check_devices(device_types: DeviceTypes, schema: Schema, op: str) -> tuple[str | None, ...]:
-    """Raise unless there can be kernels for these devices; returns them, (None,) for every device.
-
-    Raises:
-        RegistrationError: torch does not know a device type.
-        DefinitionError: nothing in the op's arguments says which device's kernel to run.
-    """
+    """`device_list`; raise also where nothing in the op's arguments says which device's kernel to run."""
     devices = device_list(device_types, op)
     if devices != (None,) and not schema.tensors and schema.device_argument is None:
         raise DefinitionError(
@@ -378,10 +362,7 @@ def check_devices(device_types: DeviceTypes, schema: Schema, op: str) -> tuple[s
 
 
 def device_list(device_types: DeviceTypes, op: str) -> tuple[str | None, ...]:
-    """The device types as a tuple, checked; (None,) stands for every device, as torch's word "default" does.
-
-    The dispatch key of a device stands for the device, and that of kernels for every device for these.
-    """
+    """The device types, or their dispatch keys, as a checked tuple; (None,) is every device, as torch's "default"."""
     if device_types is None:
         return (None,)
     given: tuple[Any, ...] = (device_types,)

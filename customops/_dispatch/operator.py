@@ -49,6 +49,8 @@ class Options(NamedTuple):
     eager: bool = False
     #: May the code of a graph run the kernel without the dispatcher?
     direct_in_graphs: bool = True
+    #: Do compilers choose among several kernels, while they trace? Else each call chooses.
+    choose_when_traced: bool = True
 
     @property
     def skip_dispatcher(self) -> bool:
@@ -129,7 +131,7 @@ class FastPath:
         self.by_keyset: dict[int, Any] = {}
         #: The same by the key of a device, for what is called past the dispatcher, and in compiled graphs.
         self.by_device: dict[str | None, Any] = {}
-        self.in_graphs: dict[str, Any] = {}
+        self.in_graphs: dict[Any, Any] = {}
         #: The kinds of call that go past the dispatcher, by what tells most of them apart.
         self.kinds: dict[Any, list[Kind]] = {}
         #: Those that were looked for last.
@@ -203,6 +205,8 @@ class OperatorHandle:
         self.mutation_only: Final = mutation_only
         #: What to raise for an op that is gone.
         self.removed: Exception | None = None
+        #: Chooses among several kernels for fakes in a trace: see `KernelRule.choose_in_trace`.
+        self.choose_in_trace: Callable[[tuple[Any, ...], dict[str, Any]], str | None] = lambda args, kwargs: None
         #: What is to be undone then, besides what libraries hold.
         self.on_removal: list[Undo] = []
         self.fast_path = _fast_paths.setdefault(spec.qualname, FastPath())
@@ -435,14 +439,22 @@ class OperatorHandle:
             path.recent = (kind, *path.recent)[:_RECENT]
             return current_kernel
 
-    def find_fast_path_in_graphs(self, backend: str) -> Any:
-        """The same for dense tensors of a device, given by its key. An op with autocast has none."""
+    def find_fast_path_in_graphs(self, backend: str | tuple[str, str]) -> Any:
+        """The same for dense tensors of a device, given by its key. An op with autocast has none.
+
+        Of several kernels one may be meant, by its name: ``(key, name)``.
+        """
         known = self.fast_path.in_graphs
         with contextlib.suppress(KeyError):  # in one step: another thread may clear the table
             return known[backend]
         with lock:
-            has_autocast = bool(self._kernels.get(f"Autocast{backend}"))
-            found = known[backend] = None if has_autocast else self._find_kernel(backend, dispatched=False)
+            key, name = (backend, None) if isinstance(backend, str) else backend
+            has_autocast = bool(self._kernels.get(f"Autocast{key}"))
+            found = None if has_autocast else self._find_kernel(key, dispatched=False)
+            chooser = getattr(found and found.registered, "chooser", None)
+            if name is not None and chooser is not None:
+                found = chooser.named(name)
+            known[backend] = found
         return found
 
     def _find_kernel(self, backend: str | None, *, dispatched: bool) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, cast, get_args
 
@@ -22,10 +23,11 @@ _SWITCH = {"0": False, "1": True}
 
 #: For each option, the values that its variable may have.
 VALUES: dict[str, dict[str, Any]] = {
-    "check": {each: each for each in ("always", "first", "never")},
+    **{option: {each: each for each in ("always", "first", "never")} for option in ("check", "backend_check")},
     "bypass": _SWITCH,
     "eager": _SWITCH,
     "direct_in_graphs": _SWITCH,
+    "choose_when_traced": _SWITCH,
 }
 
 
@@ -75,11 +77,11 @@ _POLICIES = get_args(CheckPolicy)
 _NUMBERS = ("int", "SymInt", "float", "bool", "Scalar")
 
 
-def check_policy(given: Any, op: str) -> CheckPolicy:
+def check_policy(given: Any, op: str, option: str = "check") -> CheckPolicy:
     """What ``check=`` and the environment say together."""
     if given is not None and given not in _POLICIES:
         raise DefinitionError("check= has an invalid value", op=op, expected=expected("check"), got=brief(given))
-    return cast(CheckPolicy, of_environment("check", op) or given or "always")
+    return cast(CheckPolicy, of_environment(option, op) or given or "always")
 
 
 #: Checks the result of a callback: ``(result, callback) -> result``.
@@ -128,7 +130,10 @@ def misfit(op: str, role: str, fn: Fn, returns: tuple[Return, ...], result: Any)
     if result is None:
         fix = "return the result; if the op only mutates its inputs, annotate it with -> None"
     elif type(result).__module__ == "numpy":
-        fix = "wrap the array: torch.from_numpy(result), with .copy() if it may be the memory of an argument"
+        devices = sys.modules.get("customops.backend")
+        on_device = devices is not None and devices.get_backend() is not None
+        wrap = "torch.from_numpy(result)" + ", or for its device backend.wrap(result)" * on_device
+        fix = f"wrap the array: {wrap}, with .copy() if it may be the memory of an argument"
     elif isinstance(result, tuple) and len(returns) == 1:
         fix = "return the value itself, or annotate the return as a tuple"
     elif isinstance(result, Tensor) and len(returns) == 1 and returns[0].type in _NUMBERS:

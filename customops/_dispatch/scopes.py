@@ -114,14 +114,7 @@ def samples_with(
     constraints: Constraints,
     gradient: GradientIs,
 ) -> Samples:
-    """The record of a samples function and its options.
-
-    Args:
-        arguments: name of an argument -> does it hold tensors?
-
-    Raises:
-        ArgumentError: an option names what the op does not have.
-    """
+    """The record of a samples function and its options; `arguments`: name -> does it hold tensors?"""
     vary, fixed = dict(vary or {}), frozenset([fixed] if isinstance(fixed, str) else fixed)
     of_tensors = [
         f"{name}.{aspect}" for name, holds_tensors in arguments.items() if holds_tensors for aspect in ASPECTS

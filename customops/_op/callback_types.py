@@ -79,6 +79,10 @@ class KernelOptions(TypedDict, total=False):
     """What `register_kernel` takes by keyword."""
 
     calls_torch: bool
+    name: str | None
+    when: Callable[..., bool | str] | None
+    priority: float
+    key: Callable[..., Any] | Literal["arguments"] | None
     lib: Lib
 
 

@@ -54,6 +54,7 @@ class OpOptions:
     bypass: bool = False
     eager: bool = False
     direct_in_graphs: bool | None = None
+    choose_when_traced: bool = True
     traceable: bool = False
     kernel_calls_torch: bool = True
     computed_args: ComputedArgs = None
@@ -109,6 +110,7 @@ class _Options(TypedDict, total=False):
     bypass: bool
     eager: bool
     direct_in_graphs: bool | None
+    choose_when_traced: bool
     traceable: bool
     kernel_calls_torch: bool
     reference: Callable[..., Any] | bool | None
@@ -170,7 +172,7 @@ def spec_of(name: Name, fn: Fn, given: OpOptions) -> OpSpec:
         names = [each.name for each in parameters.arguments]
         computed_args = computed.read(given.computed_args, names, op, starred=starred)
     switches = {}
-    for option in ("bypass", "eager", "direct_in_graphs", "traceable", "kernel_calls_torch"):
+    for option in ("bypass", "eager", "direct_in_graphs", "choose_when_traced", "traceable", "kernel_calls_torch"):
         value = getattr(given, option)
         if not isinstance(value, bool):
             raise DefinitionError(f"{option} must be True or False", op=op, got=brief(value))

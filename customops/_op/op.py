@@ -10,7 +10,7 @@ import functools
 import inspect
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar, cast
 
 import torch
@@ -28,7 +28,7 @@ from customops._dispatch.names import Name, check_devices, device_list
 from customops._dispatch.operator import OperatorHandle, OpSpec, Options, remove
 from customops._dispatch.registrations import Registration, Undo, lock, nothing
 from customops._dispatch.results import of_environment
-from customops._dispatch.scopes import Sample, in_scope, outside_scopes, record_in_scope
+from customops._dispatch.scopes import in_scope, outside_scopes, record_in_scope
 from customops._op.register import REGISTRATIONS, Register
 from customops._rules import Rules, compilers
 from customops._rules.fake import Like
@@ -596,11 +596,15 @@ class Undefined(CustomOpDef[P, R]):
     def lower(self, /, *args: P.args, **kwargs: P.kwargs) -> tuple[tuple[Any, ...], dict[str, Any]]:
         return args, kwargs
 
-    def set_kernel_enabled(self, device_type: str, enabled: bool = True) -> Any:
+    def prefer(self, *args: Any, **kwargs: Any) -> Any:
         return contextlib.nullcontext()
 
-    def samples(self) -> Iterator[Sample]:
-        return iter(())
+    set_kernel_enabled = prefer
+
+    def samples(self, *args: Any, **kwargs: Any) -> list[Any]:
+        return []
+
+    autotune = samples
 
     def unregister(self) -> None:
         """Do nothing: there is no op to remove."""
@@ -612,13 +616,9 @@ def _ignored(method: str) -> Fn:
 
     def register(self: Any, /, *args: Any, **kwargs: Any) -> Any:
         fn = _function_in(method, self, args, kwargs)
-        return _same if fn is None and takes_function else fn
+        return (lambda fn: fn) if fn is None and takes_function else fn
 
     return functools.wraps(getattr(CustomOpDef, method))(register)
-
-
-def _same(fn: Any) -> Any:
-    return fn
 
 
 for _method in REGISTRATIONS:

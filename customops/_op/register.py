@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import Any, Concatenate, NamedTuple, overload
+from typing import Any, Concatenate, Literal, NamedTuple, overload
 
 import torch
 from torch import Tensor
 from typing_extensions import Never, Unpack
 
 from customops import _torch
+from customops._codegen.choice import taking
 from customops._dispatch.callbacks import Fn, bind
 from customops._dispatch.names import DeviceTypes, device_list
+from customops._dispatch.preference import prefer
 from customops._dispatch.registrations import Registration, lock
 from customops._dispatch.scopes import Constraints, GradientIs, Sample, record_in_scope, samples_of, samples_with
+from customops._op.autotune import Tuned, autotune
 from customops._op.callback_types import (
     DeclaredF,
     Decorator,
@@ -44,7 +48,7 @@ from customops._rules.compilers import When
 from customops._rules.fake import declared
 from customops._rules.out import samples_with_out
 from customops._schema.model import Names
-from customops.errors import ArgumentError, RegistrationError, UnsupportedError, entries
+from customops.errors import ArgumentError, RegistrationError, UnsupportedError, did_you_mean, entries
 
 __tracebackhide__ = True  # pytest leaves the frames out
 
@@ -251,32 +255,112 @@ class Register(RegisterFormulas[P, R]):
         self: OpFor[Never], device_types: DeviceTypes, fn: F, /, **options: Unpack[KernelOptions]
     ) -> F: ...
     def register_kernel(
-        self, device_types: DeviceTypes, fn: Fn | None = None, /, *, calls_torch: bool = False, lib: Lib = None
+        self,
+        device_types: DeviceTypes,
+        fn: Fn | None = None,
+        /,
+        *,
+        calls_torch: bool = False,
+        name: str | None = None,
+        when: Callable[..., bool | str] | None = None,
+        priority: float = 0,
+        key: Callable[..., Any] | Literal["arguments"] | None = "arguments",
+        lib: Lib = None,
     ) -> Any:
-        """Register the kernel for one or several device types, or (None) for every device that has no kernel.
+        """Register a kernel for one or several device types, or (None) for every device that has no kernel.
+
+        A device may have several, of different names. The first one that has no `when`, or whose `when` says yes, runs.
+        They are asked by their `priority`; of equal ones those of the device before those for all devices, and the one
+        registered last first. The op's reference comes last, under the name "reference".
 
         Args:
             device_types: "cuda", or ["cpu", "cuda"]. Each of several can be overridden later; the others stay.
             fn: the kernel. It takes every argument of the op, with defaults filled in. Without it, a decorator is
                 returned.
             calls_torch: True for a kernel that calls torch functions, of an op that says ``kernel_calls_torch=False``.
+            name: registering it again for the device replaces the kernel. None: the one without a name, "default".
+            when: takes the arguments of the op, and returns True, or False, or a string: no, for this reason.
+            priority: the highest is asked first.
+            key: how long an answer of `when` is kept. "arguments": for arguments that look the same. `when` then gets
+                tensors without data, of their sizes, strides, dtypes and devices. Or a function of the arguments: as
+                long as it returns the same. None: `when` is asked in each call.
             lib: the registration ends when this library is destroyed.
 
         Raises:
-            RegistrationError: torch does not know the device type.
-            CallbackError: `fn` cannot be called with the op's arguments.
+            RegistrationError: torch does not know the device type, or an option has an invalid value.
+            CallbackError: `fn`, `when` or `key` cannot be called with the op's arguments.
 
         Example:
             >>> @double.register_kernel("cuda")
             ... def double_cuda(x):
             ...     return launch(x)
+            >>> @double.register_kernel("cuda", name="rows", when=lambda x: x.dim() == 2 or "takes 2 dimensions")
+            ... def double_rows(x):
+            ...     return launch_rows(x)
         """
         devices: Any = device_list(device_types, self._qualname)  # a decorator without any fails at its own line
+        options: dict[str, Any] = {"name": name, "when": when, "priority": priority, "key": key}
         if fn is None:
-            return functools.partial(self.register_kernel, devices, calls_torch=calls_torch, lib=lib)
+            return functools.partial(self.register_kernel, devices, calls_torch=calls_torch, lib=lib, **options)
+        parameters = self._definition.schema if self._lowering is None else self._lowering.parameters
+        for option, role in (("when", "predicate"), ("key", "key function")):
+            if callable(options[option]):
+                taken = taking(options[option], parameters, self._qualname, role)
+                lowering = self._lowering
+                options[option] = taken if lowering is None else lowering.kernel(taken, role, lower_result=False)
         kernel = fn if self._lowering is None else self._lowering.kernel(fn)
-        self._register(lib, self._rules.kernel.register, devices, kernel, calls_torch)
+        self._register(lib, self._rules.kernel.register, devices, kernel, calls_torch, *options.values())
         return fn
+
+    def prefer(self, *names: str) -> AbstractContextManager[None]:
+        """Context manager: prefer kernels of the op, by their names, in this thread, as `customops.prefer` does.
+
+        Raises:
+            RegistrationError: the op has no kernel of a name.
+
+        Example:
+            >>> with double.prefer("rows", "reference"):
+            ...     double(x)
+        """
+        variant = self._rules.out_variant
+        known = self._rules.kernel.names() + (variant._rules.kernel.names() if variant is not None else [])
+        for name in names or ("",):
+            if name not in known:
+                raise RegistrationError(
+                    f"the op has no kernel {name!r}" if name else "prefer() takes names of kernels",
+                    op=self._qualname,
+                    expected=f"some of {', '.join(dict.fromkeys(known))}",
+                    fix=did_you_mean(str(name), known),
+                )
+        return prefer({self._qualname: names})
+
+    def autotune(
+        self,
+        samples: Iterable[Any] | None = None,
+        kernels: Sequence[str] | None = None,
+        *,
+        file: str | os.PathLike[str] | None = None,
+    ) -> list[Tuned]:
+        """Measure the kernels of the op, and let the fastest for such arguments count in this process from now on.
+
+        Kernels whose results differ from those of the reference, or else of the first kernel, are left out, and
+        logged. In a process group each rank is to call it: rank 0 measures, and all take its choices.
+
+        Args:
+            samples: arguments, as `register_samples` takes them. None: the op's samples.
+            kernels: the names of those to be measured. None: all.
+            file: the choices are put into this file, too; see `customops.tuned`.
+
+        Returns:
+            a choice for each bucket of arguments that the samples are in; ``.seconds`` are those of a call.
+
+        Raises:
+            RegistrationError: there is nothing to choose, or the ranks have different files.
+
+        Example:
+            >>> double.autotune([(torch.randn(64, n),) for n in (128, 4096)], file="tuned.toml")
+        """
+        return autotune(self, samples, kernels, file)
 
     def set_kernel_enabled(self, device_type: str, enabled: bool = True) -> AbstractContextManager[None]:
         """Context manager that disables (or enables) the kernel of a device type.
@@ -606,6 +690,6 @@ class Register(RegisterFormulas[P, R]):
             self._join_out()
         return fn
 
-    def samples(self) -> Iterator[Sample]:
-        """The op's sample inputs. Each call creates new ones."""
-        return samples_of(self._samples.fn, self._qualname) if self._samples is not None else iter(())
+    def samples(self) -> list[Sample]:
+        """The op's sample inputs, as for `pytest.mark.parametrize`. Each call creates new ones."""
+        return [*samples_of(self._samples.fn, self._qualname)] if self._samples is not None else []

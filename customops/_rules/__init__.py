@@ -124,6 +124,7 @@ class Rules:
         has_autograd = any(key.startswith("Autograd") for key in theirs)
         has_autograd = known.backward is not None if known is not None else has_autograd
         yield self.references.set(None, reference)
+        yield self.kernel.follow(reference)
         if not (self.fake.trivial() or is_composite or has_fake or operator.spec.traceable):  # that is traced itself
             yield self.fake.set(None, reference.shown(reference.fake), is_derived=True)
         if options.get("gradients", True) and not (has_autograd or is_composite):

@@ -297,10 +297,20 @@ def _arrives_unchanged(argument: Argument, type_: str, value: Any) -> bool:
     return type(value) is not int or -(2**63) <= value < 2**63
 
 
-def direct_call(qualname: str, device: str, *, allocated: bool = False) -> Callable[..., Any]:
+def kernel_for(qualname: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
+    """The name of the kernel that was chosen for a call in a graph; None if each call chooses, or there is one."""
+    operator = _operators.get(qualname)
+    if operator is None or operator.removed is not None:
+        return None
+    return operator.choose_in_trace(*completer(operator.schema)(args, kwargs))
+
+
+def direct_call(
+    qualname: str, device: str, *, allocated: bool = False, kernel: str | None = None
+) -> Callable[..., Any]:
     """The function that graphs call for an op, on tensors of a device that is given by its dispatch key.
 
-    `allocated`: for an out variant whose tensors the graph allocated.
+    `allocated`: for an out variant whose tensors the graph allocated. `kernel`: one of several, by its name.
     """
     operator, name = _operators.get(qualname), Name.parse(qualname)
 
@@ -308,4 +318,8 @@ def direct_call(qualname: str, device: str, *, allocated: bool = False) -> Calla
         """Call the op that has the name now, as ``torch.ops`` in the code of a graph would."""
         return _torch.library.overload_of(name.packet, name.overload)(*args, **kwargs)
 
-    return dispatched if operator is None else graph_call(operator, device, dispatched, allocated=allocated)
+    return (
+        dispatched
+        if operator is None
+        else graph_call(operator, device if kernel is None else (device, kernel), dispatched, allocated=allocated)
+    )

@@ -35,6 +35,9 @@ _MOST_KNOWN = 1024
 #: Constants of up to so many elements are compared by value.
 _SMALL = 64
 
+#: Of these, DTensor takes a dimension that is counted from the right for one that may be split, in torch 2.13.
+_SCANS = (torch.ops.aten.cumsum.default, torch.ops.aten.cumprod.default, torch.ops.aten.logcumsumexp.default)
+
 Placements = Sequence[tuple[Any, ...]]  #: for each tensor, one along each dimension of a mesh
 
 
@@ -301,6 +304,8 @@ class _Calls(_torch.tensors.TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if func in _SCANS and args[1] < 0:
+            args = (args[0], args[1] + args[0].dim(), *args[2:])
         if any(issubclass(each, _torch.distributed.public().DTensor) for each in types):
             return self._of_dtensor(func, args, kwargs) if not self._in_dtensor else NotImplemented
         origin = self._origin((args, kwargs))

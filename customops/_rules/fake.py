@@ -31,12 +31,14 @@ from customops._torch.schema import Tag
 from customops._torch.tensors import tensors_in
 from customops._versions import cached_property
 from customops.errors import (
+    ArgumentError,
     CallbackError,
     CustomOpsError,
     KernelError,
     MissingFakeError,
     RegistrationError,
     brief,
+    is_deliberate,
     name_of,
     user_source,
     user_stacklevel,
@@ -142,6 +144,10 @@ class FakeRule(Rule[None, Fn]):
             if fill is not None:
                 args, kwargs = fill(args, kwargs)
             try:
+                kernel = operator.choose_in_trace(args, kwargs) if is_compiled else None
+                if kernel is not None:
+                    _torch.dynamo.guard_preference(op)
+                    _torch.dynamo.note("customops_kernel", f"{op}[{kernel}]")
                 if fn is None and not self.trivial():
                     raise self._missing()
                 result = check(fn(*args, **kwargs), fn) if fn is not None else None
@@ -183,13 +189,18 @@ def _for_dynamo(error: Exception, op: str) -> Exception:
     if not frames or not (reads_data or type(error) in _FAULTS):
         return error
     frame = frames[-1]
-    what, fix = "raised", "correct it: it gets tensors without data, of which it may use shape, dtype and device"
+    said = str(error).partition("\n")[0]
+    kind: type[CustomOpsError] = KernelError
+    problem = f"the fake impl raised: {type(error).__name__}: {said}"
+    fix = "correct it: it gets tensors without data, of which it may use shape, dtype and device"
     if reads_data:
-        what = "asks for data, which a fake tensor does not have"
+        problem = f"the fake impl asks for data, which a fake tensor does not have: {type(error).__name__}: {said}"
         fix = "decide by shapes and dtypes; for a size that depends on data: customops.get_ctx().new_dynamic_size()"
-    first = str(error).partition("\n")[0]
-    made = KernelError(
-        f"the fake impl {what}: {type(error).__name__}: {first}",
+    elif is_deliberate(error):
+        problem, kind = f"{said} ({type(error).__name__} of the fake impl, which refuses these inputs)", ArgumentError
+        fix = "pass inputs that the op takes; if its kernel takes these, have the fake impl take them, too"
+    made = kind(
+        problem,
         op=op,
         where=f"{frame.tb_frame.f_code.co_name} ({frame.tb_frame.f_code.co_filename}:{frame.tb_lineno})",
         fix=fix,

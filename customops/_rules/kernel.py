@@ -1,11 +1,16 @@
-"""Kernels: one function for each device type, one for all others; which are switched off; what the first call shows."""
+"""Kernels, for a device type or for all others; which are switched off; what the first call of each shows.
+
+Several for one device have names, and are chosen among: see `choice`.
+"""
 
 from __future__ import annotations
 
+import functools
 import logging
+import threading
 import types
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
@@ -15,20 +20,38 @@ from torch.nn import functional
 
 from customops import _torch
 from customops._codegen.kernel import kernel as generate_kernel
+from customops._dispatch import packages, preference, tuning
 from customops._dispatch.callbacks import Fn, bind_kernel, filler
 from customops._dispatch.current_kernel import CurrentKernel
 from customops._dispatch.fingerprint import uses_in
 from customops._dispatch.names import _ANY_DEVICE, DeviceTypes, check_devices, device_list
 from customops._dispatch.operator import OperatorHandle, OpSpec
-from customops._dispatch.registrations import Registration, Undo, lock
+from customops._dispatch.registrations import Registration, Undo, lock, nothing
 from customops._dispatch.results import given
 from customops._dispatch.rule import Rule
-from customops._rules.out import Expected, asked
+from customops._rules.choice import (
+    ARGUMENTS,
+    DEFAULT,
+    REFERENCE,
+    Alternative,
+    Chooser,
+    alternative,
+    chooser_of,
+    in_order,
+)
+from customops._rules.out import Expected, asked, is_stub
 from customops._rules.reference import Reference
 from customops._rules.shapes import Shapes
 from customops._torch.library import OpOverload
 from customops._torch.tensors import tensors_in
-from customops.errors import KernelError, RegistrationError, UnsupportedError, user_stacklevel, where
+from customops.errors import (
+    CustomOpsError,
+    KernelError,
+    RegistrationError,
+    UnsupportedError,
+    user_stacklevel,
+    where,
+)
 
 log = logging.getLogger("customops")
 
@@ -47,8 +70,17 @@ _DRAWS = _FUNCTIONS | _METHODS
 _SEEDS = frozenset("Generator default_generator manual_seed fork_rng set_rng_state set_state".split())
 
 
-class KernelRule(Rule[str | None, Fn]):
-    """The kernels of one op: device type, or None for all others -> kernel."""
+#: Stands for the kernels that packages offer, in the place of a name, until they are loaded.
+_OFFERED = "*"
+#: The threads that load these, each with the op and the device.
+_loading: set[tuple[int, str, str]] = set()
+
+
+class KernelRule(Rule[tuple[str | None, str], Alternative]):
+    """The kernels of one op: device type, or None for all others; and name -> kernel.
+
+    The reference is here by its name, too, and is no kernel of a device.
+    """
 
     #: The function the op was defined from.
     default: Fn | None = None
@@ -56,27 +88,140 @@ class KernelRule(Rule[str | None, Fn]):
     switches: tuple[tuple[str, bool], ...] = ()
     #: The line by which calls are validated, and the kernels behind that.
     _shapes: Shapes | None = None
-    _validated: dict[str | None, tuple[Fn, Fn]]
+    _validated: dict[int, tuple[Fn, Fn]]
+    #: The kernels that packages offer for the op; None before they are looked for.
+    _offers: list[packages.Offer] | None = None
 
     @property
     def kernels(self) -> dict[str | None, Fn]:
-        return self.values
+        """Device type -> the kernel that is asked first there."""
+        devices = dict.fromkeys(device for device, name in self.values if name not in (REFERENCE, _OFFERED))
+        return {device: in_order(self._own(device), ())[0].fn for device in devices}
+
+    def alternatives(self, device_type: str | None) -> tuple[Alternative, ...]:
+        """What may run on a device, in the order in which it is asked without a preference."""
+        general = self._own(None)
+        if self._disabled(device_type):
+            return in_order((), [each for each in general if each.name != REFERENCE])
+        found = in_order(self._own(device_type) if device_type is not None else (), general)
+        if self.operator.schema.returns:
+            others = tuple(each for each in found if each.fn is not self.default or not is_stub(each.fn))
+            found = others if any(each.name != REFERENCE for each in others) else found
+        return found
+
+    def _own(self, device_type: str | None) -> list[Alternative]:
+        return [each for (device, name), each in self.values.items() if device == device_type and name != _OFFERED]
+
+    def names(self) -> list[str]:
+        """Of the kernels that there are, and of those that packages offer, which are loaded with the first call."""
+        offered = [each.kernel for each in self._offers or ()]
+        return list(dict.fromkeys([*(name for _, name in self.values if name != _OFFERED), *offered]))
 
     def bind(self, operator: OperatorHandle) -> None:
         """Install the function that the op was defined from, and everything registered so far."""
         self._current_kernels: dict[str | None, CurrentKernel] = {}
+        self._choosers: dict[str | None, Chooser] = {}
+        self._take_out: dict[str | None, Undo] = {}
+        operator.choose_in_trace = self.choose_in_trace
         self._unselect: Undo | None = None  # takes the BackendSelect trampoline out, if it is in
         spec = operator.spec
         if self.default is None and spec.fn is not None:
             assert spec.kernel is not None
             self.default = bind_kernel(spec.kernel, spec.schema, spec.qualname, "kernel", warn=True)
             _warn_if_random(spec.fn, spec)
-            self._with_op = device_list(spec.device_types, spec.qualname)
-            for device_type in self._with_op:
-                self.preset(device_type, self.default)
+            for device in device_list(spec.device_types, spec.qualname):
+                self.preset((device, DEFAULT), Alternative(self.default))
+            self._with_op = tuple(self._entries)
+        if self._offers is None and packages.offers():
+            self._wait_for_packages(operator)
         super().bind(operator)
+        preference.listen(self)
 
-    def register(self, device_types: DeviceTypes, fn: Fn, calls_torch: bool = False) -> Registration:
+    # Kernels of packages ----------------------------------------------------------------------------------------
+
+    def _wait_for_packages(self, operator: OperatorHandle) -> None:
+        offers: dict[tuple[str, str], packages.Offer] = {}
+        for each in (each for each in packages.offers() if each.op == operator.qualname):
+            try:
+                is_device = device_list(each.device_type, operator.qualname) == (each.device_type,)
+            except CustomOpsError:  # of a package of torch that is not here
+                is_device = False
+            if operator.library is None:  # what runs there is not ours, and cannot be called in its place
+                each.report("the op is not defined by customops; use an entry point of customops.ops")
+            elif not is_device:
+                each.report(f"there is no device type {each.device_type} here")
+            elif (first := offers.setdefault((each.device_type, each.kernel), each)) is not each:
+                each.report(f"{' '.join(first.package)} offers a kernel of this name, too, which counts")
+        self._offers = [*offers.values()]
+        for each in self._offers:
+            self.preset((each.device_type, _OFFERED), Alternative(self._loading(each.device_type), _OFFERED))
+
+    def _loading(self, device_type: str) -> Fn:
+        """What the first call on a device runs: it loads the kernels that packages offer, and calls what is there."""
+
+        def load(*args: Any, **kwargs: Any) -> Any:
+            self.load_packages(device_type)
+            current = self._current_kernels.get(device_type) or self._current_kernels.get(None)
+            if current is None:
+                raise self.operator.no_kernel(_torch.dispatcher.device_key(device_type))
+            if current.registered is loading:  # a call in the middle of that
+                return self._active(device_type, loads=False)(*args, **kwargs)
+            loading.__wrapped__ = current.registered  # what errors of this call name
+            return current.fn(*args, **kwargs)
+
+        load.__name__ = "the kernels of packages, which the first call loads"
+        loading: Any = _torch.dynamo.outside_dynamo(load)
+        loading.chooser = None  # observers see what it calls
+        return loading  # type: ignore[no-any-return]
+
+    def load_packages(self, device_type: str) -> None:
+        """Load the kernels that packages offer for a device. What fails is reported once, and leaves nothing.
+
+        Without the lock, as `names.use`.
+        """
+        entries, here = (
+            self._entries.get((device_type, _OFFERED)),
+            (threading.get_ident(), self.operator.qualname, device_type),
+        )
+        if not entries or here in _loading:
+            return
+        waits = entries[-1]
+        _loading.add(here)
+        try:
+            with _torch.tensors.without_modes():
+                for offer in [each for each in self._offers or () if each.device_type == device_type]:
+                    self._load(offer)
+        finally:
+            _loading.discard(here)
+        with lock:
+            waits.unregister()
+
+    def _load(self, offer: packages.Offer) -> None:
+        before = {key: list(entries) for key, entries in self._entries.items()}
+        if (offer.device_type, offer.kernel) in self.values:
+            problem: str | None = "the op has a kernel of this name, which counts"
+        else:
+            problem = offer.load()
+        if problem is None and (offer.device_type, offer.kernel) not in self.values:
+            problem = "it registered no kernel of this name for this device"
+        if problem is not None:
+            for key, entries in list(self._entries.items()):
+                for entry in [each for each in entries if each not in before.get(key, ())]:
+                    entry.unregister()
+            offer.report(problem)
+        assert self._offers is not None
+        self._offers = [each for each in self._offers if each is not offer]
+
+    def register(
+        self,
+        device_types: DeviceTypes,
+        fn: Fn,
+        calls_torch: bool = False,
+        name: str | None = None,
+        when: Fn | None = None,
+        priority: float = 0,
+        key: Any = ARGUMENTS,
+    ) -> Registration:
         spec, schema, op = self.operator.spec, self.operator.schema, self.operator.qualname
         devices = check_devices(device_types, schema, op)
         ours = self.operator.library is not None
@@ -85,14 +230,34 @@ class KernelRule(Rule[str | None, Fn]):
         fn = bind_kernel(fn, schema, op, "kernel", warn=ours)
         if calls_torch and not spec.kernel_calls_torch:
             fn = CallingTorch(fn, writes=bool(schema.mutated))
-        return self.set_all(devices, fn)
+        made = alternative(self.operator, fn, name, when, priority, key)
+        asked_later = [
+            each
+            for each in dict.fromkeys(each for device in devices for each in self._own(device))
+            if each.when is not None and each.priority <= priority and each.name != made.name and when is None
+        ]
+        if asked_later:
+            names = " and ".join(each.name for each in asked_later)
+            warnings.warn(
+                f"{op}: the kernel {made.name} takes all arguments and is asked before {names}, so that {names} will "
+                "run only if preferred or tuned. Register it with when=, or with priority="
+                f"{min(each.priority for each in asked_later) - 1}.",
+                UserWarning,
+                stacklevel=user_stacklevel(),
+            )
+        return self.set_all([(device, made.name) for device in devices], made)
+
+    def follow(self, reference: Reference) -> Registration:
+        """Let the reference be the last alternative, where there are several."""
+        return self.set((None, REFERENCE), Alternative(self._of(reference), REFERENCE), is_derived=True)
+
+    def _of(self, reference: Reference) -> Fn:
+        spec, fn = self.operator.spec, reference.shown(reference.kernel)
+        return fn if spec.kernel_calls_torch else CallingTorch(fn, writes=bool(spec.schema.mutated))
 
     def derive(self, reference: Reference) -> Registration:
         """Run the reference on devices without a kernel."""
-        spec, fn = self.operator.spec, reference.shown(reference.kernel)
-        return self.set(
-            None, fn if spec.kernel_calls_torch else CallingTorch(fn, writes=bool(spec.schema.mutated)), is_derived=True
-        )
+        return self.set((None, DEFAULT), Alternative(self._of(reference)), is_derived=True)
 
     @contextmanager
     def enabled(self, device_type: str, enabled: bool) -> Iterator[None]:
@@ -115,36 +280,122 @@ class KernelRule(Rule[str | None, Fn]):
 
     def _changed(self) -> None:
         """Let every trampoline call what is registered and switched on now."""
-        for device_type, current_kernel in self._current_kernels.items():
+        recompile = self.operator.spec.traceable
+        for device_type, current_kernel in list(self._current_kernels.items()):
             fn = self._active(device_type)
             if fn is not current_kernel.registered:
                 current_kernel.set(fn)
-        if self.operator.spec.traceable:
+            old, new = self._choosers.pop(device_type, None), chooser_of(current_kernel)
+            recompile = recompile or (new is not old and self.operator.options.choose_when_traced)
+            if new is not None:
+                self._choosers[device_type] = new
+            if new is not old:  # graphs call one of its kernels
+                self.operator.fast_path.in_graphs.clear()
+        if recompile:
             self.operator.recompile()
 
-    def traced(self) -> dict[str | None, Fn]:
-        """The kernels of an op that compilers trace into: of another they see none."""
-        return {key: self._active(key) for key in self.kernels} if self.operator.spec.traceable else {}
+    def preferences_changed(self) -> None:
+        """There are preferences for ops that had none."""
+        if self.operator.removed is None and preference.concerns(self.operator.qualname):
+            self._changed()
+
+    def choices_changed(self, ops: set[str]) -> None:
+        """There are other stored choices for these ops."""
+        if self.operator.removed is None and self.operator.qualname in ops:
+            self._changed()
+
+    def stored(self, device_type: str | None) -> tuning.Stored | None:
+        """The choices that were stored for a device."""
+        return tuning.stored(self.operator.qualname, self.operator.schema, device_type)
+
+    def traced(self) -> Any:
+        """The kernels of an op that compilers trace into, of another none; and by what they choose among several."""
+        kernels = {key: self._active(key) for key in self.kernels} if self.operator.spec.traceable else {}
+        choices = {device: chooser.digested() for device, chooser in self._choosers.items()}
+        return (kernels, choices) if choices else kernels
 
     def _disabled(self, device_type: str | None) -> bool:
         return next((not enabled for device, enabled in reversed(self.switches) if device == device_type), False)
+
+    def choose_in_trace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
+        """The name of the kernel that a graph is to call for these fakes, or None: each call chooses, or there is one.
+
+        The graph is guarded by what was read for that.
+        """
+        operator = self.operator
+        if not (self._choosers or self._offers) or not operator.options.choose_when_traced:
+            return None
+        if _torch.dynamo.is_exporting():
+            return None
+        chooser = self.chooser_for(args, kwargs)
+        return None if chooser is None else chooser.traced(args, kwargs)
+
+    def chooser_for(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Chooser | None:
+        """What chooses the kernel of a call, or None: there is nothing to choose."""
+        device = tuning.device_of(self.operator.schema, args, kwargs)
+        if device is None:
+            return None
+        self.load_packages(device.type)
+        return chooser_of(self.operator.kernel_on(_torch.dispatcher.device_key(device.type)))
 
     def validate(self, shapes: Shapes | None) -> None:
         """From now on, call kernels if the tensors fit a line."""
         self._shapes, self._validated = shapes, {}
         self._changed()
 
-    def _active(self, device_type: str | None) -> Fn:
-        fn = self._registered(device_type)
+    def _active(self, device_type: str | None, *, loads: bool = True) -> Fn:
+        """What a device runs: what loads kernels of packages, else a kernel, or what chooses among several."""
+        waits = self.values.get((device_type, _OFFERED))
+        if loads and waits is not None:
+            return waits.fn
+        if len(self.values) == 1 and not self.switches:
+            ((_, only),) = self.values.items()
+            if only.when is None:
+                return self._validating(only.fn)
+        found = self.alternatives(device_type)
+        if found and found[0].when is None and not preference.concerns(self.operator.qualname):
+            found = found[:1] if self.stored(device_type) is None else found
+        if len(found) > 1 or (found and found[0].when is not None):
+            fn: Fn = self._chooser(device_type, found).fn
+            return fn
+        return self._validating(found[0].fn if found else self._missing(device_type))
+
+    def _validating(self, fn: Fn) -> Fn:
         if self._shapes is None or self.operator.options.check == "never":
             return fn
-        if self._validated.get(device_type, (None, None))[0] is not fn:
-            self._validated[device_type] = fn, self._shapes.validated(fn)
-        return self._validated[device_type][1]
+        if len(self._validated) > 2 * len(self.values) + 8:  # those of kernels that were replaced
+            self._validated.clear()
+        if id(fn) not in self._validated:
+            self._validated[id(fn)] = fn, self._shapes.validated(fn)
+        return self._validated[id(fn)][1]
 
-    def _registered(self, device_type: str | None) -> Fn:
-        if not (self.switches and self._disabled(device_type)):
-            return self.values[device_type]
+    def _chooser(self, device_type: str | None, found: tuple[Alternative, ...]) -> Chooser:
+        operator, stored = self.operator, self.stored(device_type)
+        fns = [self._validating(each.fn) for each in found]
+        old = self._choosers.get(device_type)
+        if old is not None and old.stored is stored:
+            before = [(each, current.registered) for each, current in old.kernels]
+            if before == list(zip(found, fns, strict=True)):
+                return old
+        kernels = [
+            CurrentKernel(fn, operator.qualname, device_type, operator.schema, self._inspection, each.name)
+            for each, fn in zip(found, fns, strict=True)
+        ]
+        return Chooser(operator, list(zip(found, kernels, strict=True)), stored)
+
+    def _inspection(self, current: CurrentKernel, compiled: bool) -> Fn | None:
+        chooser = chooser_of(current)
+        if chooser is None and hasattr(current.registered, "chooser"):  # it loads others
+            return None
+        if chooser is None:
+            is_checked = self.operator.options.check != "never"
+            return Inspection(current, self.operator, compiled=compiled) if is_checked else None
+        chooser.current = current
+        for _, each in chooser.kernels:
+            each.inspect(compiled=compiled)
+        return None
+
+    def _missing(self, device_type: str | None) -> Fn:
         op = self.operator.qualname
 
         def no_kernel(*args: Any, **kwargs: Any) -> Any:
@@ -154,17 +405,16 @@ class KernelRule(Rule[str | None, Fn]):
                 fix=f"op.register_kernel({device_type!r}), or enable its kernel again",
             )
 
-        return self.kernels.get(None) or self.default or no_kernel
+        return self.default or no_kernel
 
-    def _install(self, device_type: str | None, own_library: bool) -> Undo:
-        operator = self.operator
+    def _install(self, at: tuple[str | None, str], own_library: bool) -> Undo:
+        (device_type, name), operator = at, self.operator
+        if name == REFERENCE:
+            return nothing
+        if device_type in self._current_kernels:
+            return functools.partial(self._uninstall_last, device_type)
         schema = operator.schema
-
-        def inspection(current_kernel: CurrentKernel, compiled: bool) -> Fn | None:
-            is_checked = operator.options.check != "never"
-            return Inspection(current_kernel, operator, compiled=compiled) if is_checked else None
-
-        current = CurrentKernel(self._active(device_type), operator.qualname, device_type, schema, inspection)
+        current = CurrentKernel(self._active(device_type), operator.qualname, device_type, schema, self._inspection)
         key = _ANY_DEVICE if device_type is None else _torch.dispatcher.device_key(device_type)
         kernel = generate_kernel(operator, current)
         others_write = bool(schema.mutated) and operator.library is None
@@ -174,12 +424,14 @@ class KernelRule(Rule[str | None, Fn]):
         self._current_kernels[device_type] = current
 
         def uninstall() -> None:
-            del self._current_kernels[device_type]
+            del self._current_kernels[device_type], self._take_out[device_type]
+            self._choosers.pop(device_type, None)
             undo()
             if self._unselect is not None and not any(self._current_kernels):
                 self._unselect()
                 self._unselect = None
 
+        self._take_out[device_type] = uninstall
         if device_type is not None and not schema.tensors and self._unselect is None:
             try:
                 select = _selector(self, operator)
@@ -187,7 +439,12 @@ class KernelRule(Rule[str | None, Fn]):
             except BaseException:
                 uninstall()
                 raise
-        return uninstall
+        return functools.partial(self._uninstall_last, device_type)
+
+    def _uninstall_last(self, device_type: str | None) -> None:
+        """Take out what is installed for a device, with the last of its kernels."""
+        if not any(device == device_type and name != REFERENCE for device, name in self._uninstall):
+            self._take_out[device_type]()
 
 
 def _warn_if_random(fn: Any, spec: OpSpec) -> None:
@@ -233,7 +490,7 @@ def _selector(rule: KernelRule, operator: OperatorHandle) -> Callable[..., Any]:
         all_args, all_kwargs = fill(args, kwargs) if fill else (args, kwargs)
         device = torch.device(all_kwargs["device"] if position is None else all_args[position])
         key = _torch.dispatcher.device_key(device.type)
-        if device.type not in rule.kernels and None not in rule.kernels:
+        if not {device.type, None} & {*rule._current_kernels}:
             try:  # there may be a kernel of others
                 _torch.dispatcher.computed_kernel(str(name), key)
             except RuntimeError:
@@ -311,6 +568,8 @@ class Inspection:
                 fix=f"correct the fake impl ({record.source})" if record is not None else "correct the fake impl",
             )
         current.passed()
+        if preference.waiting:
+            preference.warn_of_unknown()
         return result
 
     def _without_torch(self, *args: Any, **kwargs: Any) -> Any:
