@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from customops.backend._backend import Backend
+from customops.backend.device_memory import Block, DeviceMemory, ProtectedMemory
 from customops.backend.errors import BackendError
 from customops.backend.kernels import KernelHandle
 from customops.backend.registration import (
@@ -12,11 +13,18 @@ from customops.backend.registration import (
     register_backend,
     rename_privateuse1_backend,
 )
+from customops.backend.streams import Event, Stream, ThreadStream
 
 __all__ = [
     "Backend",
     "BackendError",
+    "Block",
+    "DeviceMemory",
+    "Event",
     "KernelHandle",
+    "ProtectedMemory",
+    "Stream",
+    "ThreadStream",
     "generate_methods_for_privateuse1_backend",
     "get_backend",
     "get_custom_mod_func",

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from customops import _torch
 from customops.backend import _compat, kernels
+from customops.backend.device_memory import Block, HandleMemory
 from customops.backend.errors import BackendError, BackendNameError, DtypeError, WrongDeviceError
 from customops.backend.fallbacks import Policy, check_policy
 from customops.backend.kernels import Fn, KernelHandle, UserKernels
@@ -111,19 +112,22 @@ class Backend:
     def host(self, tensor: Tensor) -> Tensor:
         """A CPU tensor that shares the memory of `tensor`. Nothing is copied; a write to one changes the other.
 
+        Memory of ``register_backend(..., memory=)`` is shared until the kernel ends, or `access`, if at all.
+
         Raises:
             ValueError: the tensor is not on this device.
+            UnsupportedError: the host cannot read this memory, or not here.
         """
         if type(tensor) is not Tensor or _compat.is_functional(tensor):
-            self._require_here(tensor)
+            self._require_here(tensor, "host()")
         try:
-            host = _compat.as_cpu(tensor)
+            host = self._memory.share(tensor)
         except (BufferError, RuntimeError):
-            self._require_here(tensor)
+            self._require_here(tensor, "host()")
             raise
         return self._memory.with_bits(host, tensor) if tensor.is_conj() or tensor.is_neg() else host
 
-    def _require_here(self, tensor: object) -> None:
+    def _require_here(self, tensor: object, function: str) -> None:
         """Raise unless it is a tensor with memory on this device."""
         fix = None
         if not isinstance(tensor, Tensor):
@@ -134,7 +138,7 @@ class Backend:
             expected, got = "a tensor with memory", f"{type(tensor).__name__}, while tracing"
         else:
             return
-        raise WrongDeviceError(f"host() expects {expected}", op=self.name, got=got, fix=fix)
+        raise WrongDeviceError(f"{function} expects {expected}", op=self.name, got=got, fix=fix)
 
     def numpy(self, tensor: Tensor) -> Array:
         """A NumPy array that shares the memory of `tensor`.
@@ -152,8 +156,38 @@ class Backend:
             fix = "backend.host(x) is a CPU tensor over the same memory; or x.float()"
             raise DtypeError("NumPy has no such dtype", op="numpy()", got=str(tensor.dtype), fix=fix) from error
 
+    @contextlib.contextmanager
+    def access(self) -> Iterator[None]:
+        """In it, `host` and `numpy` have access to protected memory, as in kernels. Also ``@backend.access()``."""
+        with self._memory.scope():
+            yield
+
+    def handle(self, tensor: Tensor) -> Block:
+        """Where a tensor lies in memory of ``register_backend(..., memory=)``: handle, offset, bytes and device index.
+
+        The bytes go from its first to its last one; its sizes and strides say which of them are its elements.
+        A tensor whose storage is empty has the handle 0, and no bytes.
+        """
+        if not isinstance(self._memory, HandleMemory):
+            problem = "this device has no memory of its own: tensors lie in memory of the host"
+            raise BackendError(problem, fix="backend.host(x), x.data_ptr(); or register_backend(..., memory=)")
+        self._require_here(tensor, "handle()")
+        return self._memory.block(tensor)
+
+    def submit(self, work: Callable[[], object]) -> None:
+        """Have ``work()`` run on the current stream, with access as in a kernel. Without streams, it runs now.
+
+        A kernel that allocates its results and submits the rest does not block. What `work` refers to stays alive. An
+        error of work that runs later is raised where the program waits: it names the op, and the line that called it.
+        """
+        if not callable(work):
+            raise BackendError("submit() takes a function without arguments", op=self.name, got=repr(work))
+        self.module.current_stream().submit(self._memory.named(self._memory.scoped(work)))
+
     def wrap(self, value: Tensor | Array, index: int | str | torch.device = 0) -> Tensor:
         """A tensor of this device that shares the memory of a CPU tensor or NumPy array. Nothing is copied.
+
+        On a device with memory of its own (``register_backend(..., memory=)``) it is a copy.
 
         Args:
             index: the index of the device, or a device, such as that of another tensor (``x.device``).

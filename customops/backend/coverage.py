@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import fnmatch
 import functools
+import importlib
 import importlib.util
 import itertools
 import json
@@ -12,9 +13,11 @@ import os
 import random
 import runpy
 import sys
+import time
 import warnings
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +28,7 @@ from customops import _torch
 from customops.backend import _compat, fallbacks
 from customops.backend._backend import Backend
 from customops.backend.errors import BackendError
+from customops.backend.fallbacks import Spent
 from customops.backend.registration import get_backend
 from customops.testing.isolation import in_fork
 
@@ -60,12 +64,7 @@ def run(
     samples: int | None = None,
     timeout: float = 60.0,
 ) -> Iterator[Score]:
-    """Score each dtype, forward and, where it has gradients, forward and backward.
-
-    Args:
-        patterns: only ops of these names, e.g. ``["nn.functional.*"]``.
-        samples: at most so many of the inputs of each op.
-    """
+    """Score each dtype, forward and, if it has gradients, both; of ops of these names, with at most so many samples."""
     ops = _compat.op_infos()
     if patterns is not None:
         chosen = list(patterns)
@@ -217,25 +216,66 @@ def _compare(got: Any, expected: Any, device: str | None, *, values: bool) -> No
 
 @dataclass(frozen=True)
 class Row:
-    """One op, and how often it ran in a kernel of the device and in one of the CPU."""
+    """One op, and what it took in kernels of the device and in those of the CPU."""
 
     op: str
-    native: int
-    fallback: int
+    native: Spent
+    fallback: Spent
+    sites: list[tuple[str, Spent]]  #: ``file:line`` of the user, and what the CPU's kernels took for it there
     error: str | None  #: the last one it raised
+
+    @property
+    def both(self) -> Spent:
+        both = Spent()
+        both.add(self.native)
+        both.add(self.fallback)
+        return both
 
     @property
     def status(self) -> str:
         if self.error is not None:
             return "FAILED"
-        return "native" if not self.fallback else "fallback" if not self.native else "both"
+        return "native" if not self.fallback.calls else "fallback" if not self.native.calls else "both"
 
 
 def rows(record: fallbacks.Journal) -> list[Row]:
-    """Failures first, then what ran on the CPU, most frequent first: the order to write kernels in."""
-    ops = {*record.native, *record.fallback, *record.failed}
-    found = [Row(op, record.native[op], record.fallback[op], record.failed.get(op)) for op in ops]
-    return sorted(found, key=lambda row: (row.error is None, -row.fallback, -row.native, row.op))
+    """Failures first, then what the CPU's kernels took longest for: the order to write kernels in."""
+    found = {op: Row(op, Spent(), Spent(), [], error) for op, error in record.failed.items()}
+    for op, _ in (*record.native, *record.fallback):
+        found.setdefault(op, Row(op, Spent(), Spent(), [], None))
+    for (op, _), spent in record.native.items():
+        found[op].native.add(spent)
+    for (op, place), spent in record.fallback.items():
+        found[op].fallback.add(spent)
+        found[op].sites.append((place, spent))
+    for row in found.values():
+        row.sites.sort(key=lambda site: -site[1].seconds)
+    return sorted(found.values(), key=lambda r: (r.error is None, -r.fallback.seconds, -r.native.seconds, r.op))
+
+
+@dataclass(frozen=True)
+class Advice:
+    """Which kernels to write next, from what the ops of a program took."""
+
+    seconds: float  #: of all ops that ran in kernels of the device or of the CPU
+    now: float  #: the share of it in kernels of the device
+    write: list[str]  #: the ops to write kernels for
+    then: float  #: the share that these and the kernels of today make up
+
+    #: The share that is aimed at, and how many kernels are named at most.
+    GOAL, MOST = 0.9, 10
+
+
+def advice(found: list[Row]) -> Advice:
+    """The fewest kernels with which the goal is reached, as long as an op takes on the device what it takes now."""
+    native = sum(row.native.seconds for row in found)
+    total = native + sum(row.fallback.seconds for row in found)
+    write, share = [], native / total if total else 1.0
+    for row in sorted(found, key=lambda row: -row.fallback.seconds)[: Advice.MOST]:
+        if share < Advice.GOAL:
+            write.append(row.op)
+            share += row.fallback.seconds / total
+    return Advice(total, native / total if total else 1.0, write, share)
 
 
 def run_script(target: str, arguments: Iterable[str] = ()) -> tuple[Backend, fallbacks.Journal, BaseException | None]:
@@ -243,7 +283,7 @@ def run_script(target: str, arguments: Iterable[str] = ()) -> tuple[Backend, fal
     _check_exists(target)
     record = fallbacks.start()
     error: BaseException | None = None
-    before = sys.argv
+    before, start = sys.argv, time.perf_counter()
     sys.argv = [target, *arguments]
     try:
         _execute(target, "__main__")
@@ -252,14 +292,16 @@ def run_script(target: str, arguments: Iterable[str] = ()) -> tuple[Backend, fal
     except Exception as raised:
         error = raised
     finally:
-        sys.argv = before
+        sys.argv, record.seconds = before, time.perf_counter() - start
+        fallbacks.open_journals.clear()
     return _require_backend(target, error), record, error
 
 
 def load_device(target: str) -> Backend:
     """Import a file or module that registers a device: at its top, or in its function `make_device`."""
     _check_exists(target)
-    namespace = _execute(target, "__device__")
+    is_file = Path(target).is_file()  # else it may be there already: `import torch` loads the devices of packages
+    namespace = _execute(target, "__device__") if is_file else vars(importlib.import_module(target))
     if get_backend() is None and callable(namespace.get("make_device")):
         namespace["make_device"]()
     return _require_backend(target, None)
@@ -308,7 +350,16 @@ def scores_as_text(scores: Iterable[Score]) -> Iterator[str]:
 
 
 def as_json(record: fallbacks.Journal, scores: Iterable[Score]) -> str:
-    ops = {row.op: {"native": row.native, "fallback": row.fallback, "error": row.error} for row in rows(record)}
+    found = rows(record)
+    ops = {
+        row.op: {
+            "native": asdict(row.native),
+            "fallback": asdict(row.fallback),
+            "sites": [{"where": place, **asdict(spent)} for place, spent in row.sites],
+            "error": row.error,
+        }
+        for row in found
+    }
     each = [
         {
             "dtype": str(score.dtype).removeprefix("torch."),
@@ -319,4 +370,55 @@ def as_json(record: fallbacks.Journal, scores: Iterable[Score]) -> str:
         }
         for score in scores
     ]
-    return json.dumps({"torch": torch.__version__, "ops": ops, "scores": each}, indent=1) + "\n"
+    program = {"seconds": record.seconds, "advice": asdict(advice(found))}
+    return json.dumps({"torch": torch.__version__, "program": program, "ops": ops, "scores": each}, indent=1) + "\n"
+
+
+#: A page by itself, light or dark as the reader has it.
+_PAGE = """\
+<!DOCTYPE html>
+<html lang="en">
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width">
+<title>{title}</title>
+<style>
+:root {{ color-scheme: light dark; --native: light-dark(#2e7d32, #66bb6a); --cpu: light-dark(#c62828, #ef5350) }}
+body {{ font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem }}
+table {{ border-collapse: collapse; width: 100% }}
+th, td {{ text-align: left; padding: .2rem 1rem .2rem 0; white-space: nowrap }}
+td:last-child {{ width: 100% }}
+.bar {{ display: flex; height: 1em }}
+.native {{ background: var(--native) }}
+.cpu {{ background: var(--cpu) }}
+</style>
+<h1>{title}</h1>
+{advice}
+<p><span class="native">&emsp;</span> in kernels of the device &emsp; <span class="cpu">&emsp;</span> on the CPU</p>
+{tables}
+</html>
+"""
+
+
+def as_html(title: str, lines: Iterable[str], tables: Iterable[Table]) -> str:
+    """A page of these lines and tables, with a bar for each row."""
+    text = "".join(f"<p>{escape(line)}</p>\n" for line in lines)
+    return _PAGE.format(title=escape(title), advice=text, tables="\n".join(map(_with_bars, tables)))
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of texts, and for each row the seconds in kernels of the device, and on the CPU."""
+
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    bars: Sequence[tuple[float, float]]
+
+
+def _with_bars(table: Table) -> str:
+    longest = max(map(sum, table.bars), default=0.0) or 1.0
+    html = "".join(f"<th>{escape(title)}" for title in table.head)
+    for cells, bar in zip(table.rows, table.bars, strict=True):
+        parts = zip(("native", "cpu"), bar, strict=True)
+        bars = "".join(f'<div class={name} style="width:{100 * each / longest:.1f}%"></div>' for name, each in parts)
+        html += f"\n<tr>{''.join(f'<td>{escape(cell)}' for cell in cells)}<td><div class=bar>{bars}</div>"
+    return f"<table>\n<tr>{html}\n</table>"

@@ -3,35 +3,44 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
+from customops.backend import _compat
 from customops.backend.errors import BackendError
 from customops.backend.memory import Memory
-from customops.errors import UnsupportedError
+from customops.backend.streams import Streams
 
 Index: TypeAlias = "int | str | torch.device | None"
 
 
+@dataclass(frozen=True)
+class DeviceProperties:
+    """What ``torch.<name>.get_device_properties`` returns."""
+
+    name: str
+    total_memory: int  #: in bytes
+
+
 class DeviceModule(types.ModuleType):
-    """The functions of one device type; an instance is ``torch.<name>``.
+    """The functions of one device type; an instance is ``torch.<name>``. There is nothing to initialise."""
 
-    There is nothing to wait for and nothing to initialise: kernels run when they are called.
-    """
-
-    def __init__(self, memory: Memory, amp_dtypes: Iterable[torch.dtype]) -> None:
+    def __init__(self, memory: Memory, amp_dtypes: Iterable[torch.dtype], streams: Streams) -> None:
         name = memory.name
         super().__init__(f"torch.{name}", f"The device {name!r}, made by customops.backend.register_backend.")
         self._device_name = name
         self._memory = memory
         self._current = memory.current
+        self._streams, self.Stream, self.Event = streams, streams.Stream, streams.Event
+        streams.index_of = self.index_of
         self._amp_dtypes = list(amp_dtypes)
         self._initialized = True  # torch.utils.checkpoint asks, before it keeps the random state
-        # Inductor asks the module for its code generators, and fails at a KeyError where there are none.
-        self.Scheduling = self.PythonWrapperCodegen = self.CppWrapperCodegen = self.WrapperFxCodegen = _NoCodegen()
+        self._is_called: Callable[[str], bool] = lambda op: True  # set once there are kernels
         #: One CPU generator for each device: torch makes generators of a device's own in C++ alone.
         self.default_generators = tuple(torch.Generator() for _ in range(memory.device_count))
         self.device = type("device", (_device,), {"module": self})
@@ -39,6 +48,12 @@ class DeviceModule(types.ModuleType):
 
     def __dir__(self) -> list[str]:  # a module lists what is in its dict, and the functions are in its class
         return sorted({*super().__dir__(), *(name for name in vars(DeviceModule) if not name.startswith("_"))})
+
+    def __getattr__(self, name: str) -> Any:
+        """Inductor asks for its code generators when it first compiles for the device; nothing loads it before."""
+        if name not in _compat.CODE_GENERATORS:
+            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+        return _compat.code_generators(self._device_name, type(self._memory) is Memory, self._is_called)[name]
 
     def is_available(self) -> bool:
         return True
@@ -58,16 +73,58 @@ class DeviceModule(types.ModuleType):
     def set_device(self, device: Index) -> None:
         self._current.index = self.index_of(device)
 
+    # Memory, as ``torch.accelerator`` counts it
+
+    def memory_stats(self, device: Index = None) -> dict[str, Any]:
+        return torch.accelerator.memory_stats(self.index_of(device))
+
     def memory_allocated(self, device: Index = None) -> int:
         """Bytes of the tensors that are alive on a device."""
         return self._memory.allocated(self.index_of(device))
 
+    def max_memory_allocated(self, device: Index = None) -> int:
+        return torch.accelerator.max_memory_allocated(self.index_of(device))
+
+    memory_reserved, max_memory_reserved = memory_allocated, max_memory_allocated  # there is no cache
+
+    def reset_peak_memory_stats(self, device: Index = None) -> None:
+        self._memory.reset(self.index_of(device), peak_alone=True)
+
+    def reset_accumulated_memory_stats(self, device: Index = None) -> None:
+        self._memory.reset(self.index_of(device), peak_alone=False)
+
+    def mem_get_info(self, device: Index = None) -> tuple[int, int]:
+        """The bytes that are free, and all."""
+        return self._memory.info(self.index_of(device))
+
+    def empty_cache(self) -> None:
+        self._memory.empty_cache()
+
+    def get_device_properties(self, device: Index = None) -> DeviceProperties:
+        return DeviceProperties(self.get_device_name(device), self.mem_get_info(device)[1])
+
     def get_device_name(self, device: Index = None) -> str:
         return f"{self._device_name}:{self.index_of(device)}"
 
+    # Streams
+
     def synchronize(self, device: Index = None) -> None:
-        """Kernels are over when they return, so there is nothing to wait for."""
-        self.index_of(device)
+        """Wait for all work of a device."""
+        self._streams.wait(self.index_of(device))
+
+    def current_stream(self, device: Index = None) -> Any:
+        return self._streams.current(self.index_of(device))
+
+    def default_stream(self, device: Index = None) -> Any:
+        return self._streams.default(self.index_of(device))
+
+    def set_stream(self, stream: torch.Stream | None) -> None:
+        if stream is not None:
+            self._streams.set(stream)
+
+    def stream(self, stream: torch.Stream | None) -> AbstractContextManager[Any]:
+        """Context manager: this is the current stream of the thread, and its device the current device."""
+        return nullcontext() if stream is None else self._streams.find(stream)
 
     def index_of(self, device: Index) -> int:
         """The number of a device: given as that, as ``"name:1"``, as a `torch.device`, or as None, the current one."""
@@ -90,6 +147,11 @@ class DeviceModule(types.ModuleType):
     def manual_seed_all(self, seed: int) -> None:
         for generator in self.default_generators:
             generator.manual_seed(int(seed))
+
+    def Generator(self, device: Index = None) -> torch.Generator:
+        """A generator for random ops of a device. It is a CPU generator."""
+        self.index_of(device)
+        return torch.Generator()
 
     def seed(self) -> int:
         return self.default_generators[self._current.index].seed()
@@ -115,17 +177,6 @@ class DeviceModule(types.ModuleType):
 
     def is_bf16_supported(self) -> bool:
         return torch.bfloat16 in self._amp_dtypes
-
-
-class _NoCodegen:
-    """Stands where inductor looks for a code generator: whatever is asked of it raises."""
-
-    def __call__(self, *_: Any, **__: Any) -> Any:
-        problem = "inductor has no code for a device written in Python"
-        raise UnsupportedError(problem, fix='torch.compile(..., backend="aot_eager")')
-
-    def __getattr__(self, name: str) -> Any:
-        return self()
 
 
 class _device:

@@ -38,5 +38,9 @@ class KernelTypeError(BackendError):
     """A kernel raised a TypeError, which is the cause of this error. See `KernelResultError` for why it is not one."""
 
 
+class WorkError(BackendError):
+    """Work on a stream raised an error, which is the cause of this one. ``where`` called the op that submitted it."""
+
+
 class NoKernelError(BackendError, NotImplementedError):
     """The device has no kernel for an op, and may not fall back to the CPU for it."""

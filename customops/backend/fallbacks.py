@@ -7,10 +7,12 @@ import contextlib
 import contextvars
 import functools
 import re
+import threading
+import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor
@@ -19,11 +21,12 @@ from customops import _torch
 from customops._schema.parse import from_dispatcher
 from customops._torch.tensors import tensors_in
 from customops.backend import _compat
+from customops.backend.device_memory import HandleMemory, Loan
 from customops.backend.device_module import DeviceModule
-from customops.backend.errors import BackendNameError, NoKernelError, WrongDeviceError
+from customops.backend.errors import BackendError, BackendNameError, NoKernelError, WrongDeviceError
 from customops.backend.memory import Memory
 from customops.backend.substitutes import SUBSTITUTES
-from customops.errors import user_stacklevel
+from customops.errors import user_stacklevel, users_frame
 
 # How an op of the device is run by the CPU's kernel: read off its schema once, then followed in each call -------------
 
@@ -35,8 +38,17 @@ ON_CPU = {
     ).split()
 }
 
+#: Ops that copy between devices.
+COPIES = {f"aten::{op}" for op in "_copy_from _copy_from_and_resize _to_copy copy_ copy copy.out".split()}
+
 #: Arguments that an op writes to and returns, without its schema saying so.
 RETURNED = {"aten::_copy_from": 1, "aten::_copy_from_and_resize": 1}
+
+#: The same, of ops that do not return them: the batch norms, whose running statistics are updated.
+UNDECLARED = {
+    f"aten::{op}": ("running_mean", "running_var")
+    for op in "native_batch_norm native_batch_norm.out _batch_norm_impl_index batch_norm_update_stats".split()
+}
 
 
 class FallbackPlan:
@@ -48,12 +60,15 @@ class FallbackPlan:
         self.op, self.name, self.schema, self.is_view = op, name, schema, schema.is_view
         #: The op itself, or what stands in for it where the CPU has no kernel.
         self.run: Callable[..., Any] = SUBSTITUTES.get(name, op)
-        self.writes = tuple(keys[a.name] for a in schema.mutated)
+        self.writes = (*(keys[a.name] for a in schema.mutated), *(keys[a] for a in UNDECLARED.get(name, ())))
         self.outs = tuple(a.name for a in schema.mutated if a.kwarg_only and a.type == "Tensor")
         takes_numbers = _compat.numbers_are_tensors(name.partition("::")[2].partition(".")[0])
         #: Arguments of type Tensor, of which a number has to be made one.
         self.tensors = set() if takes_numbers else {keys[a.name] for a in schema.arguments if a.is_tensor}
         self.on_cpu = keys[ON_CPU[name]] if name in ON_CPU else None  #: the argument that may be on the CPU
+        #: Does it take several tensors, all of the device? (An op of a library may take some of the CPU.)
+        several = sum(1 if a.is_tensor else 2 for a in schema.arguments if a.holds_tensors) > 1
+        self.takes_several = several and name.startswith("aten::") and name not in COPIES
         self.device = next((keys[a.name] for a in schema.arguments if a.type.startswith("Device")), None)
         self.generator = next((keys[a.name] for a in schema.arguments if a.type.startswith("Generator")), None)
         #: Does it draw random numbers, and take no generator?
@@ -63,6 +78,27 @@ class FallbackPlan:
         self.returns = tuple(of_alias_set.get(r.alias) if r.is_mutated else None for r in schema.returns)
         if name in RETURNED:
             self.returns = (RETURNED[name],)
+
+
+def elsewhere(plan: FallbackPlan, name: str, index: int, key: int | str, tensor: Tensor) -> WrongDeviceError:
+    """The error for a tensor that is not where the others are, on ``<name>:<index>``."""
+    wanted, found, others = f"{name}:{index}", "found at least two devices", ""
+    if tensor.is_cpu:
+        wanted, found, others = name, "one is on the CPU", ", or a CPU tensor of no dimensions"
+    problem = f"Expected all tensors to be on the same device, but {found}"
+    argument = key if isinstance(key, str) else plan.schema.arguments[key].name
+    expected, fix = f"a tensor on {wanted}{others}", f".to({wanted!r})"
+    got = None if tensor.is_cpu else f"one on {tensor.device}"
+    return WrongDeviceError(problem, op=plan.name, argument=argument, expected=expected, got=got, fix=fix)
+
+
+def check_on_device(plan: FallbackPlan, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Raise for a CPU tensor among those of the device, as other devices do. (`Fallback` sees for itself.)"""
+    given: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
+    for key, value in given:
+        for tensor in tensors_in((value,)) if key != plan.on_cpu else ():
+            if tensor.is_cpu and tensor.ndim:
+                raise elsewhere(plan, name, 0, key, tensor)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -105,7 +141,7 @@ def run_wider(plan: FallbackPlan, compute: Callable[..., Any], args: list[Any], 
     if not widened:
         return NotImplemented
     try:
-        expected = plan.op(*mapped(as_meta, args), **{name: mapped(as_meta, value) for name, value in kwargs.items()})
+        expected, _ = on_meta(plan, args, kwargs)
     except NotImplementedError:  # torch cannot tell the dtypes of the results
         return NotImplemented
     result = compute(wide_args, wide_kwargs)
@@ -129,33 +165,92 @@ def mapped(function: Callable[[Any], Any], value: Any) -> Any:
 
 def as_meta(value: Any) -> Any:
     """An argument of a call that computes sizes and dtypes alone."""
-    if isinstance(value, Tensor):
-        return value.to("meta")
-    return None if isinstance(value, torch.Generator) else value
+    if isinstance(value, Tensor):  # without an op of the device, which may have a kernel that asks for this
+        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+    return {torch.Generator: None, torch.device: torch.device("meta")}.get(type(value), value)
 
 
-# A record of what ran where, for the coverage report ------------------------------------------------------------------
+def on_meta(plan: FallbackPlan, args: Iterable[Any], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """What a call returns, without memory, and its outs; RuntimeError where torch cannot tell."""
+    metas = {name: mapped(as_meta, value) for name, value in kwargs.items()}
+    return plan.op(*mapped(as_meta, list(args)), **metas), metas
+
+
+# A record of what ran where, and what it took, for the coverage report ------------------------------------------------
+
+
+@dataclass
+class Spent:
+    """What calls took."""
+
+    calls: int = 0
+    seconds: float = 0.0  #: without the ops that a call itself calls
+    nbytes: int = 0  #: of the tensors of the device that they read and wrote
+
+    def add(self, other: Spent) -> None:
+        self.calls, self.seconds = self.calls + other.calls, self.seconds + other.seconds
+        self.nbytes += other.nbytes
+
+
+#: By op, and by ``file:line`` of the user.
+Ran: TypeAlias = "collections.defaultdict[tuple[str, str], Spent]"
 
 
 @dataclass
 class Journal:
-    """How often each op ran in a kernel of the device, in one of the CPU, or raised there."""
+    """What each op took in kernels of the device, and in those of the CPU, and what raised there."""
 
-    native: collections.Counter[str] = field(default_factory=collections.Counter)
-    fallback: collections.Counter[str] = field(default_factory=collections.Counter)
+    native: Ran = field(default_factory=lambda: collections.defaultdict(Spent))
+    fallback: Ran = field(default_factory=lambda: collections.defaultdict(Spent))
     failed: dict[str, str] = field(default_factory=dict)  #: op -> the first line of its last error
+    seconds: float = 0.0  #: what the whole program took
 
     def add(self, other: Journal) -> None:
-        self.native.update(other.native)
-        self.fallback.update(other.fallback)
+        for mine, others in ((self.native, other.native), (self.fallback, other.fallback)):
+            for key, spent in others.items():
+                mine[key].add(spent)
         self.failed.update(other.failed)
-
-    def fail(self, op: str, error: BaseException) -> None:
-        self.failed[op] = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
 
 
 #: The journal that is being written, or none. There is one device in a process, and it may not be registered yet.
 open_journals: list[Journal] = []
+
+
+class _Inner(threading.local):
+    """What the measured calls of a thread have taken so far."""
+
+    depth, seconds = 0, 0.0
+
+
+_inner = _Inner()
+
+
+class Measured:
+    """A call of an op while a journal is open."""
+
+    def __init__(self, op: str) -> None:
+        self.journal, self.op, self.before = open_journals[0], op, _inner.seconds
+        _inner.depth += 1
+        self.start = time.perf_counter()
+
+    def fail(self, error: BaseException) -> None:
+        _inner.depth -= 1
+        self.journal.failed[self.op] = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+
+    def end(self, ran: Ran, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        """Note that the call is over; one that was left to another kernel is not counted."""
+        _inner.depth -= 1
+        if result is NotImplemented:
+            return
+        if not _inner.depth:
+            torch.accelerator.synchronize()  # what is launched counts for the op that launched it
+        own = time.perf_counter() - self.start - (_inner.seconds - self.before)
+        frame = users_frame()
+        place = f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else "?"
+        values = (*args, *kwargs.values(), result)
+        tensors = {id(tensor): tensor for tensor in tensors_in(values) if not tensor.is_cpu}
+        ran[self.op, place].add(Spent(1, own, sum(tensor.nbytes for tensor in tensors.values())))
+        _inner.seconds = self.before + time.perf_counter() - self.start  # with what measuring took
 
 
 def start() -> Journal:
@@ -202,17 +297,12 @@ class Fallback:
         finally:
             self._policy_here.reset(before)
 
-    def kernel(self, op: Any) -> Callable[..., Any]:
-        def kernel(*args: Any, **kwargs: Any) -> Any:
-            return self(op, args, kwargs)
-
-        return _compat.outside_dynamo(kernel)
-
-    def __call__(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    @_torch.dynamo.outside_dynamo
+    def __call__(self, op: Any, /, *args: Any, **kwargs: Any) -> Any:
         plan = self.plan(op)
         if plan.is_view:  # moves no data, and a view of a lent tensor would be no view of this one
             return op.redispatch(_compat.CPU_KEYS, *args, **kwargs)
-        record = open_journals[0] if open_journals else None
+        measured = Measured(plan.name) if open_journals else None
         try:
             if self.policy != "cpu":
                 fix = f"{self.remedy(plan.name)}, or fallback_policy = 'cpu'"
@@ -225,12 +315,12 @@ class Fallback:
                     warnings.warn(f"{plan.name}: {warned}", stacklevel=user_stacklevel())
             result = FallbackCall(self, plan, args, kwargs).run()
         except Exception as error:
-            if record is not None:
-                record.fail(plan.name, error)
+            if measured is not None:
+                measured.fail(error)
             raise
         self.counts[plan.name] += 1
-        if record is not None:
-            record.fallback[plan.name] += 1
+        if measured is not None:
+            measured.end(measured.journal.fallback, args, kwargs, result)
         return result
 
     def remedy(self, op: str) -> str:
@@ -250,12 +340,17 @@ class FallbackCall:
     index: int = -1
     reference: Tensor | None = None  #: the first tensor, whose dtype numbers are promoted with
     together: dict[int, Tensor] = field(default_factory=dict)  #: by id, what lends tensors that share memory
+    loan: Loan | None = None  #: copies, of memory that is not the host's
     results_here: bool = True  #: are results to be tensors of the device?
 
     def run(self) -> Any:
         plan, memory = self.plan, self.fallback.memory
+        if isinstance(memory, HandleMemory):
+            here = [each for each in tensors_in((*self.args, *self.kwargs.values())) if each.device.type == memory.name]
+            self.loan = memory.loan(here)
+            self.together = self.loan.hosts
         self._lend_all()
-        if plan.writes:
+        if plan.writes and self.loan is None:
             tensors = [tensor for tensor in tensors_in((*self.args, *self.kwargs.values())) if not tensor.is_cpu]
             if len(tensors) > 1:
                 written = [tensor for tensor in tensors_in(map(self._given, plan.writes)) if not tensor.is_cpu]
@@ -339,21 +434,15 @@ class FallbackCall:
             return self.together[id(tensor)]
         try:
             return self.fallback.memory.lend(tensor)
+        except BackendError:
+            raise
         except (BufferError, RuntimeError) as error:
             if tensor.device.type != self.fallback.name:
                 raise self._elsewhere(key, tensor) from None
             raise self.fallback.memory.cannot_hold(tensor) from error
 
     def _elsewhere(self, key: int | str, tensor: Tensor) -> WrongDeviceError:
-        """The error for a tensor that is not where the others are."""
-        wanted, found, others = f"{self.fallback.name}:{self.index}", "found at least two devices", ""
-        if tensor.is_cpu:
-            wanted, found, others = self.fallback.name, "one is on the CPU", ", or a CPU tensor of no dimensions"
-        problem = f"Expected all tensors to be on the same device, but {found}"
-        argument = key if isinstance(key, str) else self.plan.schema.arguments[key].name
-        expected, fix = f"a tensor on {wanted}{others}", f".to({wanted!r})"
-        got = None if tensor.is_cpu else f"one on {tensor.device}"
-        return WrongDeviceError(problem, op=self.plan.name, argument=argument, expected=expected, got=got, fix=fix)
+        return elsewhere(self.plan, self.fallback.name, self.index, key, tensor)
 
     def _fresh_outs(self, *, only_empty: bool) -> dict[str, Tensor]:
         """Outs of the CPU's own: a lent tensor cannot grow."""
@@ -386,6 +475,9 @@ class FallbackCall:
 
     def _write_back(self, fresh: dict[str, Tensor]) -> None:
         """The op wrote to the memory itself; sizes, strides and the conj and neg bits have to be carried over."""
+        if self.loan is not None:
+            kept = [self._given(key) for key in self.plan.writes if key not in fresh]
+            self.loan.give_back(tensor for tensor in tensors_in(kept) if not tensor.is_cpu)
         for key in self.plan.writes:
             tensor, host = self._given(key), (self.host_kwargs if isinstance(key, str) else self.host_args)[key]  # type: ignore[index]
             if not isinstance(tensor, Tensor) or tensor.is_cpu:
@@ -395,7 +487,11 @@ class FallbackCall:
                 tensor.set_(made.untyped_storage(), 0, made.size(), made.stride())
                 continue
             if host.shape != tensor.shape or host.stride() != tensor.stride():
-                offset = host.storage_offset() + (0 if id(tensor) in self.together else tensor.storage_offset())
+                if self.loan is not None:
+                    start: Any = self.loan.shifts[id(tensor)]
+                else:
+                    start = 0 if id(tensor) in self.together else tensor.storage_offset()
+                offset = host.storage_offset() + start
                 tensor.set_(tensor.untyped_storage(), offset, host.size(), host.stride())
             if host.is_conj() != tensor.is_conj():
                 _compat.set_conj(tensor, host.is_conj())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import functools
 import math
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -12,13 +13,14 @@ import torch
 from torch import Tensor
 
 from customops import _torch
-from customops._dispatch.results import fits_type
+from customops._dispatch.results import CheckPolicy, fits_type
 from customops._rules.autocast import casting
 from customops._schema.parse import from_dispatcher
 from customops._torch.tensors import tensors_in
 from customops.backend import _compat, fallbacks
 from customops.backend.errors import BackendError, KernelResultError, KernelTypeError, UnknownOpError
-from customops.backend.fallbacks import Fallback, FallbackPlan, as_meta, mapped
+from customops.backend.fallbacks import Fallback, FallbackPlan, on_meta
+from customops.backend.memory import Memory
 from customops.errors import UnsupportedError, user_source, where
 
 # Autocast for the device: which ops run in the lower dtype, which in float32, and a kernel that casts for them --------
@@ -99,8 +101,9 @@ class UserKernels:
     ``add`` and ``add_``. That goes for kernels from `torch.library` as well.
     """
 
-    def __init__(self, fallback: Fallback) -> None:
+    def __init__(self, fallback: Fallback, check: CheckPolicy) -> None:
         self.fallback = fallback
+        self.check = check
         self.own: dict[str, Fn] = {}  #: the kernels that the device comes with, by op
         self.installed: dict[tuple[str, str], tuple[str, Any]] = {}  # op, dispatch key -> where it was, library
         self.counts: collections.Counter[str] = collections.Counter()  #: how many there are now, by family
@@ -128,7 +131,7 @@ class UserKernels:
         library = self._shortcuts[family] = _compat.Library("aten", "IMPL")
         for op in self._families[family]:
             local = _torch.library.name_of_overload(op).partition("::")[2]
-            _torch.library.impl(library, local, self.fallback.kernel(op), "PrivateUse1")
+            _torch.library.impl(library, local, functools.partial(self.fallback, op), "PrivateUse1")
 
     def _remove_shortcuts(self) -> None:
         while self._shortcuts:
@@ -139,6 +142,15 @@ class UserKernels:
         library = self._shortcuts.pop(_family(name), None)
         if library is not None:
             _torch.library.destroy_library(library)
+
+    def is_called(self, name: str) -> bool:
+        """Does compiled code call the op? Code that is written for one runs on memory of the host alone."""
+        return type(self.fallback.memory) is not Memory or self.counts[_family(name)] > 0
+
+    def key_of_code(self) -> str:
+        """What `is_called` depends on."""
+        families = sorted(family for family, count in self.counts.items() if count)
+        return f"{type(self.fallback.memory).__name__}: {' '.join(families)}"
 
     def find(self, op: object) -> Any:
         """The OpOverload of ``aten::add.out``, ``ns::op``, or of the overload itself."""
@@ -157,50 +169,54 @@ class UserKernels:
 
     def register(self, op: Any, fn: Fn, dtypes: Iterable[torch.dtype] | None) -> KernelHandle:
         """Make `fn`, its result checked, the kernel of an op for these dtypes; for others, what ran before runs."""
+        if not callable(fn):
+            raise BackendError("a kernel is a function", op=_torch.library.name_of_overload(op), got=repr(fn))
         only = frozenset(dtypes) if dtypes is not None else None
         plan, fallback, before = self.fallback.plan(op), self.fallback, self._before(op)
         open_journals = fallbacks.open_journals
         is_tensor = plan.returns == (None,) and plan.schema.returns[0].type == "Tensor"
         is_one = is_tensor and fallback.memory.device_count == 1
         nothing = NotImplemented if plan.returns else None  #: a result that needs no check
-        outs = plan.outs
+        outs, takes_several, run = plan.outs, plan.takes_several, fallback.memory.scoped(fn, plan.name)
+        compute = run if self.check == "never" else _compared(fallback, plan, fn, run, once=self.check == "first")
 
         def kernel(*args: Any, **kwargs: Any) -> Any:
             if only is not None and any(tensor.dtype not in only for tensor in tensors_in((*args, *kwargs.values()))):
                 return before(*args, **kwargs)
+            for value in (*args, *kwargs.values()) if takes_several else ():
+                # Lists are looked at in full: few ops take one.
+                if type(value) is list or (isinstance(value, Tensor) and value.is_cpu and value.ndim):
+                    fallbacks.check_on_device(plan, fallback.name, args, kwargs)
             if outs and any(kwargs[name].numel() == 0 for name in outs):
                 _resize_outs(plan, args, kwargs)
+            measured = fallbacks.Measured(plan.name) if open_journals else None
             try:
-                result = fn(*args, **kwargs)
+                result = compute(*args, **kwargs)
                 fits = is_one and type(result) is Tensor and result.get_device() == 0  # most do
                 if not (fits or result is nothing or result is NotImplemented):
                     result = check_result(fallback, plan, fn, args, kwargs, result)
             except Exception as error:
-                if open_journals:
-                    open_journals[0].fail(plan.name, error)
+                if measured is not None:
+                    measured.fail(error)
                 if isinstance(error, TypeError):  # which an operator takes for "not implemented"
                     problem = f"the kernel raised {type(error).__name__}: {error}"
                     raise KernelTypeError(problem, op=plan.name, where=where(fn)) from error
                 raise
-            if result is NotImplemented:
-                return before(*args, **kwargs)
-            if open_journals:
-                open_journals[0].native[plan.name] += 1
-            return result
+            if measured is not None:
+                measured.end(measured.journal.native, args, kwargs, result)
+            return result if result is not NotImplemented else before(*args, **kwargs)
 
-        handle = self.install(op, "PrivateUse1", fn, _compat.outside_dynamo(kernel))
+        handle = self.install(op, "PrivateUse1", run, _torch.dynamo.outside_dynamo(kernel))
         if handle.op == FUSED:
             self._attention_dtypes = only
             if self._attention is None:
                 self._attention = _compat.Library("aten", "IMPL")
-                _torch.library.impl(self._attention, CHOICE, _compat.outside_dynamo(self._choose_attention), _ABOVE)
+                _torch.library.impl(self._attention, CHOICE, self._choose_attention, _ABOVE)
         return handle
 
     def install(self, op: Any, key: str, fn: Fn, kernel: Fn) -> KernelHandle:
         """Put `kernel`, which calls the user's `fn`, at a dispatch key."""
         name = _torch.library.name_of_overload(op)
-        if not callable(fn):
-            raise BackendError("a kernel is a function", op=name, got=repr(fn))
         if (name, key) in self.installed:
             fix = "call .remove() on what registering it returned"
             raise BackendError("there is a kernel already", op=name, where=self.installed[name, key][0], fix=fix)
@@ -237,12 +253,13 @@ class UserKernels:
             with _torch.dispatcher.exclude_keys(_torch.dispatcher.key_set(key)):
                 return op(*args, **kwargs)
 
-        return _compat.outside_dynamo(instead)
+        return _torch.dynamo.outside_dynamo(instead)
 
     def _before(self, op: Any) -> Fn:
         name = _torch.library.name_of_overload(op)
-        return op.decompose if _is_composite(name) else self.own.get(name) or self.fallback.kernel(op)
+        return op.decompose if _is_composite(name) else self.own.get(name) or functools.partial(self.fallback, op)
 
+    @_torch.dynamo.outside_dynamo
     def _choose_attention(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Any = None, *rest: Any, **options: Any
     ) -> Tensor:
@@ -281,20 +298,49 @@ def _kernel_above(op: Any) -> Fn:
         with _torch.dispatcher.below_autograd():
             return op(*args, **kwargs)
 
-    return _compat.outside_dynamo(above)
+    return _torch.dynamo.outside_dynamo(above)
 
 
 def _resize_outs(plan: FallbackPlan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Give outs without elements, as ``out=torch.empty(0)``, the sizes that the op computes, where torch knows them."""
-    metas = {name: mapped(as_meta, value) for name, value in kwargs.items()}
     try:
-        plan.op(*mapped(as_meta, args), **metas)
+        _, metas = on_meta(plan, args, kwargs)
     except NotImplementedError:
         return
     for name in plan.outs:
         out, like = kwargs[name], metas[name]
         if out.shape != like.shape:
             out.resize_(like.shape).as_strided_(like.shape, like.stride())
+
+
+def _compared(fallback: Fallback, plan: FallbackPlan, fn: Fn, run: Fn, *, once: bool) -> Fn:
+    """The kernel, with the sizes and dtypes of its results compared with those that torch computes without memory."""
+    is_over = False
+
+    def compared(*args: Any, **kwargs: Any) -> Any:
+        nonlocal is_over
+        try:
+            expected, _ = on_meta(plan, args, kwargs) if not is_over else (None, None)
+        except RuntimeError:  # torch cannot tell: nonzero, or a custom op without a fake impl
+            expected = None
+        result = run(*args, **kwargs)
+        if expected is None or result is NotImplemented:
+            return result
+        result = check_result(fallback, plan, fn, args, kwargs, result)
+        got, wanted = _described(result), _described(expected)
+        if len(got) != len(wanted) or any(each not in (other, None) for each, other in zip(got, wanted, strict=True)):
+            problem, shown = "the kernel returned tensors of other sizes or dtypes than the op", "; ".join
+            texts = {"expected": shown(map(str, wanted)), "got": shown(map(str, got)), "where": where(fn)}
+            raise KernelResultError(problem, op=plan.name, **texts)
+        is_over = once
+        return result
+
+    return compared
+
+
+def _described(result: Any) -> list[str | None]:
+    leaves = _torch.tensors.tree_leaves(result)
+    return [f"{list(each.shape)} {each.dtype}" if isinstance(each, Tensor) else None for each in leaves]
 
 
 def check_result(

@@ -8,6 +8,8 @@ when the bytes are gone. The kernels without which there is no device are here, 
 from __future__ import annotations
 
 import collections
+import contextlib
+import os
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
@@ -31,16 +33,37 @@ class CurrentDevice(threading.local):
     index = 0
 
 
+class Tally:
+    """Bytes of one device since the last reset: allocated, freed, and the most that were alive at a time.
+
+    No lock: CPython does not change threads within one of the statements that count.
+    """
+
+    __slots__ = ("allocated", "freed", "peak")
+
+    def __init__(self) -> None:
+        self.allocated = self.freed = self.peak = 0
+
+
+def bytes_of_host() -> tuple[int, int]:
+    """The bytes that are free, and all."""
+    page = os.sysconf("SC_PAGE_SIZE")
+    return page * os.sysconf("SC_AVPHYS_PAGES"), page * os.sysconf("SC_PHYS_PAGES")
+
+
 class Memory:
     """Makes tensors of the device, lends them out as CPU tensors, and counts the bytes."""
 
-    def __init__(self, name: str, device_count: int, allocate: Allocate | None = None) -> None:
+    copies = False  #: is what is lent a copy, which has to be given back?
+
+    def __init__(self, name: str, device_count: int, current: CurrentDevice, allocate: Allocate | None = None) -> None:
         self.name = name
         self.device_count = device_count
         self.allocate = allocate
-        self.current = CurrentDevice()
-        self._live: dict[int, tuple[weakref.ref[Tensor], int, int]] = {}  # owner, index, bytes
-        self._when_dead = lambda reference: self._live.pop(id(reference), None)
+        self.current = current
+        self._live: dict[int, tuple[weakref.ref[Tensor], Tally, int, int]] = {}  # owner, its device's, bytes, handle
+        self._tallies = [Tally() for _ in range(device_count)]
+        self._when_dead = self._forget
 
     # Making -----------------------------------------------------------------------------------------------------
 
@@ -71,21 +94,35 @@ class Memory:
             raise self.cannot_hold(host) from error
         if tensor.dtype is not host.dtype:  # DLPack knows no numbers of 4 bits
             raise self.cannot_hold(host)
-        reference = weakref.ref(host, self._when_dead)
-        # References compare as what they refer to: not as keys.
-        self._live[id(reference)] = (reference, index, (host if owner is None else owner).nbytes)
+        self._track(host, index, (host if owner is None else owner).nbytes)
         return tensor
+
+    def _track(self, owner: Tensor, index: int, nbytes: int, handle: int = 0) -> None:
+        """Count the bytes until the tensor that owns them ends."""
+        reference, tally = weakref.ref(owner, self._when_dead), self._tallies[index]
+        # References compare as what they refer to: not as keys.
+        self._live[id(reference)] = (reference, tally, nbytes, handle)
+        tally.allocated += nbytes
+        if tally.allocated - tally.freed > tally.peak:
+            tally.peak = tally.allocated - tally.freed
+
+    def _forget(self, reference: weakref.ref[Tensor]) -> None:
+        _, tally, nbytes, _ = self._live.pop(id(reference))
+        tally.freed += nbytes
 
     def place(self, host: Tensor, index: int) -> Tensor:
         """What an op computed on the CPU, as a tensor of the device: in memory of `allocate`, if there is one."""
-        if host.layout is not torch.strided or host.is_quantized or host.is_nested:
-            raise self.cannot_hold(host)
+        self.check_plain(host)
         plain = self.plain(host)
         if self.allocate is None:
             return self.adopt(plain, index)
         tensor = self.empty(plain.shape, plain.stride(), plain.dtype, index)
         _compat.as_cpu(tensor).copy_(plain)
         return tensor
+
+    def check_plain(self, host: Tensor) -> None:
+        if host.layout is not torch.strided or host.is_quantized or host.is_nested:
+            raise self.cannot_hold(host)
 
     @staticmethod
     def plain(host: Tensor) -> Tensor:
@@ -119,7 +156,25 @@ class Memory:
         empty = self.empty((0,), (1,), torch.uint8, index)
         return empty.set_(storage, 0, (storage.nbytes(),), (1,))
 
+    def copy(self, source: Tensor, target: Tensor, non_blocking: bool = False, *, is_ours: bool = False) -> Tensor:
+        """`target`, with the values of `source`."""
+        if not (source.is_cpu or target.is_cpu) and self.overlap((target,), (source,)):
+            to, from_ = self.lend_together((target, source))
+        else:
+            to, from_ = self.lend(target), self.lend(source)
+        to.copy_(from_)
+        return target
+
     # Lending ----------------------------------------------------------------------------------------------------
+
+    share = staticmethod(_compat.as_cpu)
+    scope: Callable[[], contextlib.AbstractContextManager[None]] = staticmethod(contextlib.nullcontext)
+
+    def scoped(self, fn: Callable[..., Any], op: str | None = None) -> Callable[..., Any]:
+        """A function, the kernel of an op perhaps, that has access to the memory of the device."""
+        return fn
+
+    named = scoped  #: for a stream's work, which may run later
 
     def lend_together(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """CPU tensors that share memory as these do, and tell so: ops refuse to write what they read elsewhere."""
@@ -164,7 +219,32 @@ class Memory:
     # Bytes and indices ------------------------------------------------------------------------------------------
 
     def allocated(self, index: int) -> int:
-        return sum(nbytes for _, at, nbytes in list(self._live.values()) if at == index)
+        tally = self._tallies[index]
+        return tally.allocated - tally.freed
+
+    def statistics(self, index: int) -> dict[str, Any]:
+        """As torch nests them. Nothing is reserved without being allocated."""
+        tally = self._tallies[index]
+        each = {name: getattr(tally, name) for name in Tally.__slots__}
+        kinds = {"all": {**each, "current": self.allocated(index)}}
+        return {"allocated_bytes": kinds, "reserved_bytes": kinds}
+
+    def reset(self, index: int, *, peak_alone: bool) -> None:
+        tally = self._tallies[index]
+        if peak_alone:
+            tally.peak = tally.allocated - tally.freed
+        else:
+            tally.allocated, tally.freed = tally.allocated - tally.freed, 0
+
+    def info(self, index: int) -> tuple[int, int]:
+        """The bytes that are free, and all."""
+        return bytes_of_host()
+
+    def empty_cache(self) -> None:
+        """There is no cache."""
+
+    def record_stream(self, tensor: Tensor, stream: torch.Stream) -> None:
+        """No stream uses the tensor later than the program does: kernels are over when they return."""
 
     def check_index(self, index: int) -> int:
         if 0 <= index < self.device_count:
@@ -207,33 +287,14 @@ class Essentials:
             return self.memory.current.index
         return self.memory.check_index(device.index)
 
-    def _refuse(self, layout: torch.layout | None, pin_memory: bool | None) -> None:
-        name = self.memory.name
-        if layout not in (None, torch.strided):
-            problem = f"a device written in Python holds strided tensors: not layout {layout}"
-            fix = f"keep it on the CPU, or call .to_dense() before .to({name!r})"
-            raise UnsupportedError(problem, op=name, fix=fix)
-        if pin_memory:
-            raise self.memory.cannot_pin(name)
-
-    def empty(
-        self,
-        size: Sequence[int],
-        *,
-        dtype: torch.dtype | None = None,
-        layout: torch.layout | None = None,
-        device: torch.device | None = None,
-        pin_memory: bool | None = None,
-        memory_format: torch.memory_format | None = None,
-    ) -> Tensor:
-        self._refuse(layout, pin_memory)
+    def empty(self, size: Sequence[int], *, memory_format: Any = None, **options: Any) -> Tensor:
         strides, step = [1] * len(size), 1
         for dim in range(len(size) - 1, -1, -1):
             strides[dim] = step
             step *= max(size[dim], 1)
         if memory_format not in (None, torch.contiguous_format):
             strides = list(torch.empty(size, device="meta", memory_format=memory_format).stride())
-        return self.memory.empty(size, strides, dtype or torch.get_default_dtype(), self._index(device))
+        return self.empty_strided(size, strides, **options)
 
     def empty_strided(
         self,
@@ -245,16 +306,17 @@ class Essentials:
         device: torch.device | None = None,
         pin_memory: bool | None = None,
     ) -> Tensor:
-        self._refuse(layout, pin_memory)
+        name = self.memory.name
+        if layout not in (None, torch.strided):
+            problem = f"a device written in Python holds strided tensors: not layout {layout}"
+            fix = f"keep it on the CPU, or call .to_dense() before .to({name!r})"
+            raise UnsupportedError(problem, op=name, fix=fix)
+        if pin_memory:
+            raise self.memory.cannot_pin(name)
         return self.memory.empty(size, stride, dtype or torch.get_default_dtype(), self._index(device))
 
     def _copy_from(self, source: Tensor, target: Tensor, non_blocking: bool = False) -> Tensor:
-        if not (source.is_cpu or target.is_cpu) and self.memory.overlap((target,), (source,)):
-            to, from_ = self.memory.lend_together((target, source))
-        else:
-            to, from_ = self.memory.lend(target), self.memory.lend(source)
-        to.copy_(from_)
-        return target
+        return self.memory.copy(source, target, non_blocking)
 
     def _copy_from_and_resize(self, source: Tensor, target: Tensor) -> Tensor:
         return self._copy_from(source, target.resize_(source.shape))
@@ -269,8 +331,7 @@ class Essentials:
         if plain.numel() and needed > storage.nbytes():
             # Storage does not grow in place from Python: a new one, with the old bytes at its start.
             grown = self.memory.empty((needed,), (1,), torch.uint8, index)
-            old = _compat.as_cpu(self.memory.over(storage, index))
-            _compat.as_cpu(grown)[: storage.nbytes()].copy_(old)
+            self.memory.copy(self.memory.over(storage, index), grown[: storage.nbytes()])
             storage = grown.untyped_storage()
         tensor.set_(storage, tensor.storage_offset(), plain.size(), plain.stride())
         return tensor
@@ -285,7 +346,7 @@ class Essentials:
     def _to_copy(self, tensor: Tensor, *, non_blocking: bool = False, **options: Any) -> Tensor:
         """``x.to(...)``: a copy made on the CPU, unless making and copying tensors has kernels of the user.
 
-        torch's own is never told of `non_blocking`: it would ask the device's C++ part for pinned memory.
+        torch's own is not told of `non_blocking` for the CPU: it would ask the device's C++ part for pinned memory.
         """
         to = options.get("device") or tensor.device
         is_here = to.type == self.memory.name
@@ -296,8 +357,13 @@ class Essentials:
             and not options.get("pin_memory")
         )
         users = self.user_kernels
+        if non_blocking and not is_here and is_plain and self.memory.copies:
+            like = {"dtype": options.get("dtype"), "memory_format": options.get("memory_format")}
+            host = torch.empty_like(tensor, device="cpu", **like)
+            return self.memory.copy(tensor, host, True, is_ours=True)
         if not is_plain or self.memory.allocate or users["aten::_copy_from"] or users["aten::empty_strided"]:
-            return _TO_COPY.redispatch(_compat.CPU_KEYS, tensor, **options)  # type: ignore[no-any-return]
+            non_blocking = non_blocking and is_here
+            return _TO_COPY.redispatch(_compat.CPU_KEYS, tensor, non_blocking=non_blocking, **options)  # type: ignore[no-any-return]
         host = self.memory.lend(tensor)
         memory_format = options.get("memory_format") or torch.preserve_format
         copy = host.to(options.get("dtype") or host.dtype, copy=True, memory_format=memory_format)
@@ -308,7 +374,7 @@ class Essentials:
         return tensor.layout is torch.strided and other.layout is torch.strided
 
     def record_stream(self, tensor: Tensor, stream: torch.Stream) -> None:
-        """No stream uses the tensor later than the program does: kernels are over when they return."""
+        self.memory.record_stream(tensor, stream)
 
 
 class PinnedMemory:

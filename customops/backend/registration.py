@@ -4,26 +4,32 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import importlib.util
 import multiprocessing.reduction
 import re
 import threading
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.multiprocessing.reductions
 from torch import Tensor
 
 from customops import _torch
-from customops.backend import _compat, kernels, memory
+from customops._dispatch import results
+from customops._dispatch.results import CheckPolicy
+from customops.backend import _compat, kernels
+from customops.backend import memory as of_host
 from customops.backend._backend import Backend
+from customops.backend.device_memory import DeviceMemory, HandleMemory
 from customops.backend.device_module import DeviceModule
 from customops.backend.errors import BackendError, BackendNameError
 from customops.backend.fallbacks import Fallback, Policy, check_policy
 from customops.backend.kernels import UserKernels
-from customops.backend.memory import Memory
+from customops.backend.memory import CurrentDevice, Memory
+from customops.backend.streams import Stream, Streams, standing_in
 from customops.backend.substitutes import SUBSTITUTES
 from customops.errors import UnsupportedError
 
@@ -67,7 +73,14 @@ def check_name(name: object) -> None:
         problem = f"the name of the device has already been set to {current!r}, once for this process"
         fix = "use one name in a process; run_isolated of customops.testing starts another one"
         raise BackendError(problem, got=repr(name), fix=fix)
+    check_free(name)
+
+
+def check_free(name: str) -> None:
+    """Raise where the name would hide an attribute of torch."""
     taken = [f"torch.{name}"] if hasattr(torch, name) else []
+    if hasattr(getattr(torch.distributed, "Backend", None), name.upper()):
+        taken.append(f"torch.distributed.Backend.{name.upper()}")
     taken += [f"{cls.__name__}.{name}" for classes in METHODS.values() for cls in classes if hasattr(cls, name)]
     if taken:
         raise BackendNameError("the name is taken", expected="a name that torch does not use", got=", ".join(taken))
@@ -77,7 +90,9 @@ def check_spelling(name: object) -> str:
     """Raise for a name that no device of one's own could ever have."""
     if not isinstance(name, str) or not re.fullmatch("[a-z][a-z_]*", name):
         problem = "torch cannot read this as a device"
-        raise BackendNameError(problem, expected="a string of a-z and _ (no digits)", got=repr(name))
+        cured = re.sub("[^a-z]+", "_", re.sub("[0-9]+", "", name.lower())).strip("_") if isinstance(name, str) else ""
+        fix = f"name it {cured!r}" if cured and cured not in TAKEN else None
+        raise BackendNameError(problem, expected="a string of a-z and _ (no digits)", got=repr(name), fix=fix)
     if name in TAKEN or name == UNNAMED:
         raise BackendNameError("this device type is torch's own", got=repr(name), fix="choose another name")
     return name
@@ -159,16 +174,19 @@ REPLACED = {
 }
 
 #: What ``torch.accelerator`` calls (`_compat.ACCELERATOR`), by which method: the guard that Python can register knows
-#: one device, and no memory.
+#: one device, no memory and no streams.
 ACCELERATOR = {
     "getDeviceIndex": "current_device",
     **dict.fromkeys(("setDeviceIndex", "exchangeDevice", "maybeExchangeDevice"), "exchange_device"),
     "synchronizeDevice": "synchronize",
     "isAllocatorInitialized": "is_initialized",
     "emptyCache": "empty_cache",
-    **dict.fromkeys(
-        ("getDeviceStats", "getMemoryInfo", "resetAccumulatedStats", "resetPeakStats"), "refuse_statistics"
-    ),
+    "getDeviceStats": "device_statistics",
+    "getMemoryInfo": "mem_get_info",
+    "resetAccumulatedStats": "reset_accumulated_memory_stats",
+    "resetPeakStats": "reset_peak_memory_stats",
+    "getStream": "current_stream",
+    "setStream": "set_stream",
 }
 
 #: The same, where torch has it: from 2.13 and 2.15 on.
@@ -189,10 +207,17 @@ class Patches:
         """Replace all of them, until `undo` is closed."""
         for path, method in REPLACED.items():
             _compat.replace(undo, path, self._replacement(getattr(self, method), _compat.lookup(path)))
+        streams = self.module._streams
+        _compat.replace(undo, "Stream", standing_in(torch.Stream, streams.make_stream))
+        _compat.replace(undo, "Event", standing_in(torch.Event, streams.make_event))
         for name, method in (ACCELERATOR | NEWER).items():
             path = _compat.ACCELERATOR + name
             if name in ACCELERATOR or _compat.lookup(path) is not None:
-                _compat.replace(undo, path, getattr(self, method))
+                _compat.replace(undo, path, getattr(self, method, None) or self._of_module(method))
+
+    def _of_module(self, name: str) -> Callable[..., Any]:
+        """A function of ``torch.<name>``, which a user may replace: it is asked for in each call."""
+        return lambda *args: getattr(self.module, name)(*args)
 
     def _replacement(self, function: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
         """`original` but for tensors and storages of the device: `function`, which gets it as its first argument."""
@@ -227,10 +252,14 @@ class Patches:
         with self.fallback.with_policy("cpu"):
             return original(tensor, **options)
 
-    def resize_storage(self, original: Any, storage: Any, *args: Any) -> Any:
-        problem = "storage of a device written in Python cannot be resized"
-        fix = "resize the tensor: x.resize_(...); or take the C++ route (docs/backend.md)"
-        raise UnsupportedError(problem, op="UntypedStorage.resize_", got=str(storage.device), fix=fix)
+    def resize_storage(self, original: Any, storage: Any, size: int) -> Any:
+        """FSDP empties storages, and fills them again. Torch would ask an allocator of the device, in C++."""
+        memory, index, kept = self.fallback.memory, storage.device.index, min(size, storage.nbytes())
+        flat = memory.empty((size,), (1,), torch.uint8, index)
+        if kept:
+            memory.copy(memory.over(storage, index)[:kept], flat[:kept])
+        _compat.swap_memory(storage, flat.untyped_storage())
+        return storage
 
     def share_memory(self, original: Any, storage: Any) -> Any:
         problem = "memory of a device written in Python is not shared with other processes"
@@ -248,28 +277,14 @@ class Patches:
     def default_generator(self, index: int) -> torch.Generator:
         return self.module.default_generators[self.module.index_of(index)]
 
-    # The functions of ``torch.<name>``, which a user may replace, are asked for in each call.
-    def current_device(self) -> int:
-        return self.module.current_device()
-
-    def synchronize(self, device: Any = None) -> None:
-        self.module.synchronize(device)
-
-    def is_initialized(self) -> bool:
-        return self.module.is_initialized()
-
     def exchange_device(self, index: int) -> int:
         before = self.module.current_device()
         if index >= 0:
             self.module.set_device(index)
         return before
 
-    def empty_cache(self) -> None:
-        """There is no cache."""
-
-    def refuse_statistics(self, *_: Any) -> Any:
-        problem = "a device written in Python counts its memory, and keeps no other statistics"
-        raise UnsupportedError(problem, op="torch.accelerator", fix=f"torch.{self.name}.memory_allocated()")
+    def device_statistics(self, index: int) -> dict[str, Any]:
+        return self.fallback.memory.statistics(self.module.index_of(index))
 
 
 # What `register_backend` was called with, and whether it can be done --------------------------------------------------
@@ -284,24 +299,31 @@ FALLBACKS = ("PrivateUse1", "AutocastPrivateUse1", *REFUSED)
 class BackendOptions:
     name: str
     device_count: int
-    allocate: memory.Allocate | None
+    allocate: of_host.Allocate | None
     fallback: Policy
     methods: tuple[str, ...]
     amp_dtypes: tuple[torch.dtype, ...]
     pin_memory: bool
+    memory: DeviceMemory | None
+    stream: type[Stream]
+    collectives: Callable[[Any], object] | None
+    check: CheckPolicy
 
-    def check(self, force: bool) -> None:
+    def require(self, force: bool) -> None:
         """Raise whatever would go wrong, and change nothing."""
-        _compat.require(REPLACED_PATHS, memory.NEEDED_OPS)
+        _compat.require(REPLACED_PATHS, of_host.NEEDED_OPS)
         check_name(self.name)
         count = self.device_count
         if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= _compat.MAX_DEVICES:
             expected = f"1 to {_compat.MAX_DEVICES}"
             raise BackendNameError("device_count is out of range", expected=expected, got=repr(count))
-        if self.allocate is not None and not callable(self.allocate):
-            raise BackendNameError(
-                "allocate is not callable", expected="allocate(nbytes, index)", got=repr(self.allocate)
-            )
+        for option, value, form in (
+            ("allocate", self.allocate, "allocate(nbytes, index)"),
+            ("collectives", self.collectives, "collectives(group)"),
+        ):
+            if value is not None and not callable(value):
+                raise BackendNameError(f"{option} is not callable", expected=form, got=repr(value))
+        self._check_memory()
         if self.allocate is not None and importlib.util.find_spec("numpy") is None:
             raise BackendError("allocate= returns NumPy arrays, and NumPy is not installed", fix="pip install numpy")
         check_policy(self.fallback)
@@ -326,6 +348,18 @@ class BackendOptions:
                 fix="hide it, as CUDA_VISIBLE_DEVICES= does; or force=True, if this process does not use it",
             )
 
+    def _check_memory(self) -> None:
+        given, kind = cast(Any, self.memory), cast(Any, self.stream)
+        if given is not None and not isinstance(given, DeviceMemory):
+            expected = "an object of a subclass of customops.backend.DeviceMemory"
+            raise BackendNameError("memory= takes hooks", expected=expected, got=repr(given))
+        if not (isinstance(kind, type) and issubclass(kind, Stream)):
+            expected = "a subclass of customops.backend.Stream, such as ThreadStream"
+            raise BackendNameError("stream= takes a class", expected=expected, got=repr(kind))
+        if (given is None and kind is not Stream) or (given is not None and self.allocate is not None):
+            problem = "stream= orders what the hooks of memory= do, and allocate= is for memory of the host"
+            raise BackendNameError(problem, fix="give memory=, and no allocate=")
+
 
 # `register_backend`, and tensors of the device on their way to another process ----------------------------------------
 
@@ -343,17 +377,21 @@ def register_backend(
     name: str,
     *,
     device_count: int = 1,
-    allocate: memory.Allocate | None = None,
+    allocate: of_host.Allocate | None = None,
     fallback: Policy = "cpu",
     methods: Iterable[str] = tuple(METHODS),
     amp_dtypes: Iterable[torch.dtype] = (torch.bfloat16, torch.float16),
     pin_memory: bool = True,
+    memory: DeviceMemory | None = None,
+    stream: type[Stream] = Stream,
+    collectives: Callable[[Any], object] | None = None,
+    check: CheckPolicy = "never",
     force: bool = False,
 ) -> Backend:
     """Register a device type of this name, for the rest of the process.
 
-    Its tensors are plain tensors in memory of the process. Every op works immediately, because it falls back to the CPU
-    kernel; `Backend.kernel` replaces these kernels one by one.
+    Its tensors are plain tensors in memory of the process, or in `memory`. Every op works immediately, because it falls
+    back to the CPU kernel; `Backend.kernel` replaces these kernels one by one.
 
     Args:
         name: the device type, made of a-z and _, as in ``torch.device(name)``.
@@ -363,6 +401,12 @@ def register_backend(
         methods: the classes that get ``.<name>()`` and ``.is_<name>``: tensor, module, packed_sequence, storage.
         amp_dtypes: the dtypes that ``torch.autocast(name)`` supports.
         pin_memory: if True, ``.pin_memory()`` of CPU tensors returns a copy that reports itself as pinned.
+        memory: hooks that allocate and copy, for memory that the host does not read. See `DeviceMemory`.
+        stream: the class of the streams of a device whose work runs later, with `memory`. See `Stream`.
+        collectives: ``collectives(group)`` returns an object whose methods (``all_reduce(tensor, op)``) communicate
+            for a process group of `torch.distributed`. What has no method goes through gloo.
+        check: when the results of a kernel are compared with the sizes and dtypes that torch computes for the op:
+            "always", in the "first" call of each kernel, or "never". ``CUSTOMOPS_BACKEND_CHECK`` overrides it.
         force: if True, register even if the process has another accelerator.
 
     Returns:
@@ -375,11 +419,14 @@ def register_backend(
     methods = _as_tuple(methods, "methods", str)
     methods = tuple(sorted(methods, key=(*METHODS, *methods).index))
     amp_dtypes = _as_tuple(amp_dtypes, "amp_dtypes", torch.dtype)
-    options = BackendOptions(name, device_count, allocate, fallback, methods, amp_dtypes, pin_memory)
+    check = results.check_policy(check, str(name), "backend_check")
+    options = BackendOptions(
+        name, device_count, allocate, fallback, methods, amp_dtypes, pin_memory, memory, stream, collectives, check
+    )
     global _registered
     with _lock:
         if _registered is None:
-            options.check(force)
+            options.require(force)
             _registered = _register(options)
         elif options != _registered._options:
             check_spelling(name)
@@ -400,9 +447,14 @@ def _as_tuple(value: Any, argument: str, single: type) -> tuple[Any, ...]:
 def _register(options: BackendOptions) -> Backend:
     """Do everything that can be undone, and then what cannot: hooks, and the name."""
     name = options.name
-    own_memory = Memory(name, options.device_count, options.allocate)
-    module = DeviceModule(own_memory, options.amp_dtypes)
-    user_kernels = UserKernels(Fallback(own_memory, module, options.fallback))
+    count, current = options.device_count, CurrentDevice()
+    streams = Streams(name, options.stream, current)
+    if options.memory is None:
+        own_memory = Memory(name, count, current, options.allocate)
+    else:
+        own_memory = HandleMemory(name, count, current, options.memory, streams)
+    module = DeviceModule(own_memory, options.amp_dtypes, streams)
+    user_kernels = UserKernels(Fallback(own_memory, module, options.fallback), options.check)
     with contextlib.ExitStack() as undo:
         _install_kernels(undo, options, user_kernels)
         user_kernels.install_shortcuts(undo)
@@ -410,26 +462,28 @@ def _register(options: BackendOptions) -> Backend:
         register, torchs = multiprocessing.reduction.register, torch.multiprocessing.reductions.reduce_storage
         register(torch.UntypedStorage, reduce)
         undo.callback(register, torch.UntypedStorage, torchs)
-        _compat.single_threaded_backward(undo)
+        _compat.single_threaded_backward(undo, pin_memory=options.pin_memory)
         _compat.install_hooks()
         rename_privateuse1_backend(name)
         _compat.register_device_module(name, module)
         for_each: dict[str, Any] = {f"for_{method}": method in options.methods for method in METHODS}
         generate_methods_for_privateuse1_backend(**for_each)
+        if torch.distributed.is_available():
+            process_group = importlib.import_module("customops.backend.process_group")
+            process_group.install(module, options.collectives, undo)
+        module._is_called = user_kernels.is_called
+        _compat.tell_compilers(name, user_kernels.key_of_code, user_kernels.is_called)
         return Backend(user_kernels, options, undo.pop_all())
 
 
 def _install_kernels(undo: contextlib.ExitStack, options: BackendOptions, user_kernels: UserKernels) -> None:
-    fallback = user_kernels.fallback
-    essentials = memory.Essentials(fallback.memory, user_kernels.counts)
+    fallback, outside_dynamo = user_kernels.fallback, _torch.dynamo.outside_dynamo
+    essentials = of_host.Essentials(fallback.memory, user_kernels.counts)
 
     def library(namespace: str, key: str = "") -> Any:
         made = _compat.Library(namespace, "IMPL", key)
         undo.callback(_torch.library.destroy_library, made)
         return made
-
-    def any_op(op: Any, *args: Any, **kwargs: Any) -> Any:
-        return fallback(op, args, kwargs)
 
     def refuse(op: Any, *args: Any, **kwargs: Any) -> Any:
         raise UnsupportedError(
@@ -439,27 +493,27 @@ def _install_kernels(undo: contextlib.ExitStack, options: BackendOptions, user_k
         )
 
     aten = library("aten")
-    own = {op: _compat.outside_dynamo(getattr(essentials, op.partition(".")[0])) for op in memory.ESSENTIAL}
-    own |= {op: _compat.kernel_of_the_cpu(_compat.find_op(f"aten::{op}")) for op in memory.METADATA}
+    own: dict[str, Any] = {op: outside_dynamo(getattr(essentials, op.partition(".")[0])) for op in of_host.ESSENTIAL}
+    own |= {op: _compat.kernel_of_the_cpu(_compat.find_op(f"aten::{op}")) for op in of_host.METADATA}
     for op, kernel in own.items():
         _torch.library.impl(aten, op, kernel, "PrivateUse1")
     for op in SUBSTITUTES:  # torch has kernels for some of these, which raise
         substitute = _compat.find_op(op)
         if substitute is not None:
-            _torch.library.impl(aten, op.partition("::")[2], fallback.kernel(substitute), "PrivateUse1")
+            _torch.library.impl(aten, op.partition("::")[2], functools.partial(fallback, substitute), "PrivateUse1")
     # Copying resolves conj and neg bits by copying: without these the dispatcher never comes to an end.
     for key in ("Conjugate", "Negative"):
         for op in ("_copy_from", "_copy_from_and_resize"):
             _torch.library.impl(aten, op, torch.library.fallthrough_kernel, key)
-    library("_", "PrivateUse1").fallback(_compat.outside_dynamo(any_op))
+    library("_", "PrivateUse1").fallback(fallback)
     for key in REFUSED:
-        library("_", key).fallback(_compat.outside_dynamo(refuse))
+        library("_", key).fallback(outside_dynamo(refuse))
 
     refusal = None if options.pin_memory else "register_backend(..., pin_memory=True)"
     for key, why in (("CPU", refusal), ("PrivateUse1", "pin the CPU tensor, before .to(device)")):
-        pinned = memory.PinnedMemory(options.name, why)
-        for op in memory.PINNING:
-            _torch.library.impl(aten, op, _compat.outside_dynamo(getattr(pinned, op)), key)
+        pinned = of_host.PinnedMemory(options.name, why)
+        for op in of_host.PINNING:
+            _torch.library.impl(aten, op, outside_dynamo(getattr(pinned, op)), key)
 
     # Without this, every op under autocast fails.
     library("_", "AutocastPrivateUse1").fallback(torch.library.fallthrough_kernel)

@@ -24,6 +24,7 @@
 #include <ATen/ops/quantize_per_tensor_native.h>
 #include <ATen/ops/result_type.h>
 #include <ATen/ops/set_native.h>
+#include <ATen/record_function.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <c10/core/impl/alloc_cpu.h>
 #include <c10/util/strides.h>
@@ -64,9 +65,21 @@ DeviceIndex existing(int64_t index) {
 
 DeviceIndex exchange(DeviceIndex index) { return std::exchange(current_device, existing(index)); }
 
+// -- Streams ---------------------------------------------------------------------------------------------------------
+
+// A pool for each device: torch.Stream(device="toy") is handed the next one, and after the last the first again, so
+// that a program that makes many has a few. Stream 0 is the default one. Hardware would have a queue behind each; here
+// work is done when a call returns, so nothing ever waits.
+constexpr c10::StreamId kStreams = 8;
+thread_local std::array<c10::StreamId, kDevices> current_stream{};
+std::array<std::atomic<c10::StreamId>, kDevices> handed_out{};
+
+c10::Stream stream(Device device, c10::StreamId id) {
+  return c10::Stream(c10::Stream::UNSAFE, {kToy, existing(device.index())}, id);
+}
+
 // The autograd engine starts a thread for each device that this counts; backward of toy:1 runs on the second one. It
-// records an event where a gradient goes from one device to the other. Here a device has one stream, and work is done
-// when a call returns, so nothing ever waits.
+// runs a node on the stream that was current in its forward, and records an event where a gradient goes to another.
 struct Guard final : c10::impl::DeviceGuardImplInterface {
   c10::DeviceType type() const override { return kToy; }
   DeviceIndex deviceCount() const noexcept override { return kDevices; }
@@ -74,8 +87,19 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   Device exchangeDevice(Device device) const override { return {kToy, exchange(device.index())}; }
   void setDevice(Device device) const override { exchange(device.index()); }
   void uncheckedSetDevice(Device device) const noexcept override { current_device = device.index(); }
-  c10::Stream getStream(Device device) const override { return c10::Stream(c10::Stream::DEFAULT, device); }
-  c10::Stream exchangeStream(c10::Stream stream) const override { return stream; }
+  c10::Stream getStream(Device device) const override {
+    return stream(device, current_stream.at(existing(device.index())));
+  }
+  c10::Stream getDefaultStream(Device device) const override { return stream(device, 0); }
+  c10::Stream getNewStream(Device device, int) const override {
+    return stream(device, 1 + handed_out.at(existing(device.index()))++ % kStreams);
+  }
+  c10::Stream getStreamFromGlobalPool(Device device, bool) const override { return getNewStream(device, 0); }
+  c10::Stream exchangeStream(c10::Stream to) const override {
+    return stream(to.device(), std::exchange(current_stream.at(existing(to.device_index())), to.id()));
+  }
+  bool queryStream(const c10::Stream&) const override { return true; }
+  void synchronizeStream(const c10::Stream&) const override {}
   void synchronizeDevice(DeviceIndex) const override {}
   void record(void**, const c10::Stream&, DeviceIndex, c10::EventFlag) const override {}
   void block(void*, const c10::Stream&) const override {}
@@ -327,6 +351,8 @@ optional<Tensor> host(const optional<Tensor>& tensor) { return tensor ? optional
 // All copies end here: in every direction, with any dtypes and strides. A conjugate or negative view arrives as it is
 // (see the fallthroughs at the end), with a bit that says so, and copy_ of the CPU reads the bit.
 Tensor copy_from(const Tensor& self, const Tensor& to, bool /*non_blocking*/) {
+  // What the profiler shows below aten::copy_; hardware would name what it launches.
+  RECORD_FUNCTION(self.device() == to.device() ? "toy::copy" : to.is_cpu() ? "toy::to_host" : "toy::from_host", {});
   // The CPU would not see it: what host() returns has a storage of its own.
   at::assert_no_internal_overlap(to);
   if (self.device() == to.device()) at::assert_no_partial_overlap(to, self);
@@ -352,6 +378,7 @@ Tensor& zero_(Tensor& self) { return self.fill_(0); }
 // a.add_(b); add.Tensor would be made of it too, and is there to save a call.
 Tensor& add_out(const Tensor& a, const Tensor& b, const Scalar& alpha, Tensor& out) {
   out = at::TensorIterator::binary_op(out, a, b).output();
+  RECORD_FUNCTION("toy::add", {});
   auto result = host(out);
   at::add_out(result, host(a), host(b), alpha);
   return out;
@@ -477,6 +504,7 @@ void fallback(const OperatorHandle& op, Stack* stack) {
     auto generator = arguments[i].isNone() ? default_generator(device.index()) : arguments[i].toGenerator();
     if (auto* ours = dynamic_cast<Generator*>(generator.unsafeGetGeneratorImpl())) arguments[i] = ours->host;
   }
+  RECORD_FUNCTION("toy::fallback: " + c10::toString(op.operator_name()), {});
   std::unique_lock lock(fallback_mutex);
   ++fallbacks[op.operator_name()];
   lock.unlock();

@@ -31,7 +31,10 @@ def missing_tools() -> list[str]:
 
 
 def load(directory: str | Path | None = None) -> None:
-    """Build `toy.cpp`, unless it is built already, and load it. The default directory is torch's for extensions."""
+    """Load what CMake built in a directory, or else build `toy.cpp` there; by default in torch's for extensions."""
+    if directory is not None and (library := Path(directory) / "libtoy_device.so").exists():
+        torch.ops.load_library(library)
+        return
     if missing := missing_tools():
         raise RuntimeError(f"toy.cpp cannot be built without {' and '.join(missing)}: install it, and put it on PATH")
     if directory is not None:

@@ -17,7 +17,7 @@ from customops.backend import get_backend
 pytestmark = pytest.mark.process
 
 
-on_device = isolated(register, imports=["torch._inductor.compile_fx"])
+on_device = isolated(register, imports=["helpers.inductor"])
 
 
 def define(name: str, **options):
@@ -40,6 +40,7 @@ def with_kernel(op, calls):
     backend = get_backend()
 
     @op.register_kernel("npy")
+    @backend.access()
     def _(x, by):
         calls.append("npy kernel")
         return backend.wrap(np.multiply(backend.numpy(x), np.float32(by)), x.device)
@@ -56,6 +57,20 @@ def test_a_kernel_for_the_device() -> None:
     assert set(calls) == {"npy kernel"}
     assert op(torch.ones(2)).tolist() == [2, 2]
     assert calls[-1] == "cpu"
+
+
+@on_device
+def test_results_that_are_not_on_the_device() -> None:
+    """An array is refused, and `opcheck` finds a tensor of the CPU: torch lets an op return one."""
+    for name, kernel, problem in (
+        ("array", lambda x, by: np.ones(2), "backend.wrap(result)"),
+        ("cpu", lambda x, by: x.cpu(), "Devices cpu and npy:0 are not equal"),
+    ):
+        op, _ = define(name, device_types="cpu")
+        op.register_kernel("npy")(kernel)
+        with pytest.raises(customops.errors.CustomOpsError) as info:
+            opcheck(op, (torch.ones(2, device="npy"), 2.0))
+        assert problem in str(info.value.__cause__ or info.value) + str(info.value)
 
 
 @on_device
@@ -167,7 +182,7 @@ def test_opcheck() -> None:
 def test_opcheck_finds_what_is_wrong() -> None:
     backend = get_backend()
     op, _ = define("wrong", device_types="cpu")
-    op.register_kernel("npy", lambda x, by: backend.wrap(backend.host(x).t() * by, x.device))
+    op.register_kernel("npy", backend.access()(lambda x, by: backend.wrap(backend.host(x).t() * by, x.device)))
     with pytest.raises(customops.OpCheckError, match="promises what the operator does not return"):
         opcheck(op, (torch.randn(2, 3, device="npy"),))
     lib = torch.library.Library("t_backend_misplaced", "DEF")
@@ -202,6 +217,7 @@ def test_writing_and_bypass() -> None:
     assert out._version == 1
 
     @write.register_kernel("npy")
+    @backend.access()
     def _(x, out):
         backend.numpy(out)[:] = 9
 
@@ -236,13 +252,14 @@ def test_ops_of_torch_library() -> None:
 
     d = torch.ones(2, device="npy")
     assert theirs(d).tolist() == [2, 2]
-    theirs.register_kernel("npy", lambda x: get_backend().wrap(get_backend().host(x) + 5))
+    backend = get_backend()
+    theirs.register_kernel("npy", backend.access()(lambda x: backend.wrap(backend.host(x) + 5)))
     assert theirs(d).tolist() == [6, 6]
     lib = torch.library.Library("t_backend_raw", "DEF")
     lib.define("f(Tensor x) -> Tensor")
-    torch.library.impl("t_backend_raw::f", "npy", lib=lib)(lambda x: get_backend().wrap(get_backend().host(x) * 3))
+    triple = backend.access()(lambda x: backend.wrap(backend.host(x) * 3))
+    torch.library.impl("t_backend_raw::f", "npy", lib=lib)(triple)
     assert torch.ops.t_backend_raw.f(d).tolist() == [3, 3]
-    backend = get_backend()
     lib.define("g(Tensor x) -> Tensor")
     handle = backend.kernel("t_backend_raw::g")(lambda x: backend.wrap(backend.host(x) * 4))
     assert torch.ops.t_backend_raw.g(d).tolist() == [4, 4]

@@ -24,7 +24,7 @@ def register() -> None:
     register_backend("npy")
 
 
-on_device = isolated(register, imports=["torch._inductor.compile_fx"])
+on_device = isolated(register, imports=["helpers.inductor"])
 
 
 WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.complex32: torch.complex64}

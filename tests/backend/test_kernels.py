@@ -6,16 +6,17 @@ import numpy as np
 import pytest
 import torch
 from helpers.isolated import isolated
-from helpers.npy import backend_kernels, ones, register
+from helpers.npy import backend_kernels, equal, ones, register
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing import assert_close
 
 from customops.backend import BackendError, get_backend
+from customops.backend.errors import WrongDeviceError
 
 pytestmark = pytest.mark.process
 
 
-on_device = isolated(register, imports=["torch._inductor.compile_fx"])
+on_device = isolated(register, imports=["helpers.inductor"])
 
 
 # Kernels ----------------------------------------------------------------------------------------------------------
@@ -267,6 +268,35 @@ def test_what_is_no_kernel() -> None:
         with pytest.raises(BackendError, match="a view kernel is for an op that returns nothing but views"):
             backend.view_kernel(op)
     assert (ones(1, 1) @ ones(1, 1)).item() == 1
+
+
+@on_device
+def test_tensors_of_the_cpu_are_refused_as_in_the_fallback() -> None:
+    backend = get_backend()
+    d, c, seen = ones(2, 2), torch.ones(2, 2), []
+
+    def note(*args, **kwargs):
+        seen.append(args)
+        return NotImplemented
+
+    handles = [backend.kernel(op)(note) for op in ("aten::mm", "aten::cos.out", "aten::cat", "aten::index.Tensor")]
+    calls = {
+        "self": lambda: torch.mm(c, d),
+        "mat2": lambda: torch.mm(d, c),
+        "out": lambda: torch.cos(d, out=c),
+        "tensors": lambda: torch.cat([d, c]),
+    }
+    for argument, call in calls.items():
+        with pytest.raises(WrongDeviceError, match="Expected all tensors to be on the same device") as info:
+            call()
+        assert (info.value.argument, info.value.fix) == (argument, ".to('npy')")
+    assert seen == []
+    equal(d[torch.tensor([0, 1])], c)  # an index may be on the CPU, and so may what has no dimensions, or is copied
+    equal(d + torch.tensor(1.0), c + 1)
+    equal(torch.zeros(2, 2, device="npy").copy_(c), c)
+    assert len(seen) == 1
+    for handle in handles:
+        handle.remove()
 
 
 @on_device

@@ -144,10 +144,12 @@ def test_kernels_by_way_of_torch_library() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it overrides the fallback
 
+        @backend.access()
         def add(a, b, *, alpha=1):
             calls.append("add")
             return backend.wrap(backend.host(a) + alpha * backend.host(b), a.device)
 
+        @backend.access()
         def total(a, *, dtype=None):
             calls.append("sum")
             return backend.wrap(backend.host(a).sum(), a.device)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import types
 import warnings
 
 import numpy as np
@@ -14,7 +15,7 @@ from helpers.npy import equal, register
 from torch._subclasses import FakeTensorMode
 from torch.testing import assert_close
 
-from customops.backend import BackendError, get_backend, register_backend
+from customops.backend import BackendError, _compat, get_backend, register_backend
 from customops.errors import UnsupportedError
 
 pytestmark = pytest.mark.process
@@ -151,11 +152,14 @@ def test_threads() -> None:
 
 
 @on_device
-def test_storages_do_not_resize() -> None:
-    storage = torch.ones(3, device="npy").untyped_storage()
-    with pytest.raises(UnsupportedError, match=r"x\.resize_"):
-        storage.resize_(100)
-    assert torch.ones(3).untyped_storage().resize_(4).nbytes() == 4
+def test_storages_of_another_torch_keep_their_size() -> None:
+    """Where a storage is not laid out as it is here, nothing is written into it."""
+    x, other = torch.ones(3, device="npy"), torch.ones(2, device="npy")
+    storage = x.untyped_storage()
+    unknown = types.SimpleNamespace(_cdata=storage._cdata, data_ptr=lambda: 1, nbytes=storage.nbytes)
+    with pytest.raises(UnsupportedError, match=r"unknown layout.*\n.*x\.resize_"):
+        _compat.swap_memory(unknown, other.untyped_storage())
+    assert (x.tolist(), other.tolist()) == ([1, 1, 1], [1, 1])
 
 
 @on_device

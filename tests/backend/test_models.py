@@ -25,12 +25,12 @@ pytestmark = pytest.mark.process
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-def register() -> None:
+def register(**options) -> None:
     torch.set_num_threads(1)
-    runpy.run_path(str(EXAMPLES / "numpy_device.py"))["make_device"]()
+    runpy.run_path(str(EXAMPLES / "numpy_device.py"))["make_device"](**options)
 
 
-on_device = isolated(register, imports=["torch._inductor.compile_fx"])
+on_device = isolated(register, imports=["helpers.inductor"])
 
 
 Loss = Callable[[nn.Module, Tensor], Tensor]
@@ -50,8 +50,9 @@ def train(model: nn.Module, batches: list[Tensor], loss_of: Loss, device: str, *
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        losses.append(loss.detach().to("cpu", non_blocking=True).item())
-    return losses
+        losses.append(loss.detach().to("cpu", non_blocking=True))
+        torch.accelerator.synchronize()
+    return [loss.item() for loss in losses]
 
 
 def trained_alike(model: nn.Module, batches: list[Tensor], loss_of: Loss) -> nn.Module:

@@ -19,7 +19,7 @@ from customops.backend import register_backend
 pytestmark = pytest.mark.process
 
 
-on_device = isolated(register, imports=["torch._inductor.compile_fx"])
+on_device = isolated(register, imports=["helpers.inductor"])
 
 
 def both(module: nn.Module, *inputs: torch.Tensor, device: str = "npy") -> None:
