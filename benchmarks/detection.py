@@ -5,6 +5,7 @@ Three checkers see the same ops and samples: `customops.check`, the default chec
 
     python benchmarks/detection.py                    # the table
     python benchmarks/detection.py --only check       # one checker
+    python benchmarks/detection.py --corpus "48 kinds"   # the ops of one author
     python benchmarks/detection.py --missed           # names what `check` misses, and what it says of right ops
     python benchmarks/detection.py softmax_rows --text
 """
@@ -87,12 +88,16 @@ def examine(entry: Any, form: str, checker: str, effort: str) -> tuple[Found, fl
     torch.manual_seed(0)
     name = f"broken_ops_{checker}_{form}::{entry.name}"
     op = entry.build(name) if form == "trap" else entry.build(name, form == "broken")
-    sample = entry.sample()
+    sample = corpus().sample_of(entry, op)
     start = time.perf_counter()
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")
         found = RUN[checker](op, sample, effort)
     return found, time.perf_counter() - start
+
+
+def corpus() -> Any:
+    return importlib.import_module("broken_ops.corpus")
 
 
 def verdict(entry: Any, form: str, checker: str, effort: str) -> Verdict:
@@ -144,6 +149,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", help="names of ops, or parts of them; all by default")
     parser.add_argument("--only", choices=CHECKERS, action="append", help="a checker; all by default")
+    parser.add_argument("--corpus", help="one corpus, as the modules name them: first, 48 kinds")
     parser.add_argument("--effort", default="normal")
     parser.add_argument("--missed", action="store_true", help="name what was missed, and false alarms with their text")
     parser.add_argument("--text", action="store_true", help="print all that was found")
@@ -153,11 +159,10 @@ def main() -> int:
     parser.add_argument("--write", action="store_true", help="write tests/broken_ops/found_by.json")
     options = parser.parse_args()
     sys.path.insert(0, str(options.tests))
-    corpus: Any = importlib.import_module("broken_ops.corpus")
-
-    corpus.load()
-    entries = [(e, form) for e in corpus.FAULTS.values() for form in ("broken", "right")]
-    entries += [(e, "trap") for e in corpus.TRAPS.values()]
+    corpus().load()
+    entries = [(e, form) for e in corpus().FAULTS.values() for form in ("broken", "right")]
+    entries += [(e, "trap") for e in corpus().TRAPS.values()]
+    entries = [(e, form) for e, form in entries if options.corpus in (None, e.corpus)]
     entries = [(e, form) for e, form in entries if not options.names or any(n in e.name for n in options.names)]
     checkers = options.only or list(CHECKERS)
     warm_up()
@@ -174,6 +179,8 @@ def main() -> int:
     if options.write:
         found_by = {v.name: v.by[0] if v.by else None for v in found if v.checker == "check" and v.form == "broken"}
         path = options.tests / "broken_ops" / "found_by.json"
+        found_by = json.loads(path.read_text()) | found_by
+        found_by = {name: check for name, check in found_by.items() if name in corpus().FAULTS}
         path.write_text(json.dumps(dict(sorted(found_by.items())), indent=2) + "\n")
     return 0
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import itertools
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +12,12 @@ import pytest
 import torch
 
 from customops import CustomOpDef, CustomOpsError, Sample
-from customops._cli.targets import TargetError, error_text, expand, load, trace
+from customops._cli.targets import TargetError, error_text, expand, in_short, load, trace
 from customops.checking._check import INPUTS, SampleChecks
 from customops.checks import CHECKS
 from customops.checks._trial import EFFORTS
 from customops_pytest.expected import Key
-from customops_pytest.session import quiet, session_of
+from customops_pytest.session import problem_first, quiet, session_of
 
 Op = CustomOpDef[Any, Any]
 
@@ -42,7 +40,10 @@ class OpsOf(pytest.Collector):
             sys.path.append(str(self.config.rootpath))  # as it is for `python -m pytest` there
         try:
             for part in expand(self.target):
-                ops |= {op._qualname: op for op in load(part).ops}
+                loaded = load(part)
+                ops |= {op._qualname: op for op in loaded.ops}
+                if loaded.walked:
+                    self.state.notes.append(f"{part} itself defines no op; imported {in_short(loaded.walked)}")
         except TargetError as error:
             raise self.CollectError(str(error)) from None
         if not ops:
@@ -55,8 +56,7 @@ class OpsOf(pytest.Collector):
         for op in wanted:
             problem, count = None, 0
             try:
-                with samples_of(op) as samples:
-                    count = sum(1 for _ in samples)
+                count = len(samples_of(op))
             except (Exception, SystemExit) as error:
                 problem = error
             if problem is not None or not count:
@@ -75,9 +75,7 @@ class OpsOf(pytest.Collector):
         """The checks of one sample; the latest is kept, since pytest runs one after the other."""
         key = (op._qualname, number)
         if self._current is None or self._current[0] != key:
-            with samples_of(op) as samples:
-                sample = next(itertools.islice(samples, number, None))
-            self._current = (key, SampleChecks(op, sample, number, self.state.effort))
+            self._current = (key, SampleChecks(op, samples_of(op)[number], number, self.state.effort))
         return self._current[1]
 
 
@@ -153,16 +151,26 @@ class CheckItem(OpItem):
             if self.entry is None:
                 self.state.found.new[self.key] = problem
             pytest.xfail(problem)
-        faults = "\n\n".join(str(failure) for failure in report.failures)
+        faults = "\n\n".join(problem_first(str(failure)) for failure in report.failures)
         raise Fault(f"{faults}\n  again:    pytest --customops {self.parent.target} -k '{self.name}'")
 
 
-@contextlib.contextmanager
-def samples_of(op: Op) -> Iterator[Iterator[Sample]]:
+def samples_of(op: Op) -> list[Sample]:
     """The samples of an op: the same in each run and each process."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        yield op.samples()
+        return op.samples()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Why ops could not be collected is said in the short summary, too, which shows a text alone."""
+    report = yield
+    if isinstance(collector, OpsOf) and report.failed:
+        report.longrepr = str(report.longrepr)
+    return report
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -19,8 +19,9 @@ from typing import Any
 import pytest
 
 from customops import CustomOpsError
+from customops._cli.targets import in_short
 from customops._describe.render import plural
-from customops.checks import CHECKS
+from customops.checks import CHECKS, DEFAULT_CHECKS
 from customops_pytest.expected import Expected, Key, Mark
 
 
@@ -84,6 +85,8 @@ class Session:
             for values in (options.customops_checks, options.customops_ops)
         )
         self.found, self._written = Found(), ""
+        self.notes: list[str] = []  #: what collecting has to say
+        self._misses = False  #: could something not be collected?
         unknown = [name for name in self.checks if name not in CHECKS]
         if unknown:
             raise pytest.UsageError(f"--customops-checks: no check {', '.join(unknown)}; there are {', '.join(CHECKS)}")
@@ -112,6 +115,12 @@ class Session:
 
     # Hooks --------------------------------------------------------------------------------------------------
 
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        self._misses |= report.failed
+
+    def pytest_report_collectionfinish(self) -> list[str]:
+        return self.notes
+
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
         """Of xdist: a worker is done."""
@@ -127,18 +136,22 @@ class Session:
             return
         passed = {key for key, failed in found.tried if not failed and (key, True) not in found.tried}
         refuted = sorted(found.refuted | passed)
+        if self.updates and self._misses:
+            refuted = []  # what was not collected may fail still
         if not self.updates:
             for key in refuted:
                 place = key.input or key.test
                 found.faults.append(f"{key.op}: {key.check} on {place} is expected to fail, and does not")
         elif not found.new and not refuted and not self.expected.is_json:
-            self._written = f"{self._shown(self.expected.path)} is as it should be"
+            self._written = f"{self._shown(self.expected.path)} is as it {'was' if self._misses else 'should be'}"
         else:
             path = self._shown(self.expected.update(found.new, refuted))
             self._written = f"{path}: {plural(len(found.new), 'new expected failure')}, {len(refuted)} removed"
             if self.expected.is_json:
                 of = self._shown(self.expected.path)
                 self._written += f"; it has those of {of}: name it with --customops-expected"
+        if self.updates and self._misses:
+            self._written += "; nothing is removed, since not all could be collected"
         if found.faults and session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
@@ -170,8 +183,19 @@ class Session:
             yield from (f"  FAILED {failure}" for failure in row.failed)
         for reason, count in sorted(found.left_out.items()):
             yield f"not checked: {plural(count, 'call')}: {reason}"
+        made = self.checks or [*DEFAULT_CHECKS]
+        if others := [check for check in CHECKS if check not in made]:
+            more = ",".join([*made, others[0] if "test_gradients" in made else "test_gradients"])
+            yield f"only {', '.join(made)}, and not {in_short(others)}; with others: --customops-checks {more}"
         kinds = sum(len(row.kinds) for row in found.rows.values())
         yield f"{plural(len(found.rows), 'op')}, {plural(kinds, 'kind')} of input, {found.seconds:.1f} s for the checks"
+
+
+def problem_first(fault: str) -> str:
+    """A fault, ``check: problem`` and fields, for which the short summary has little room: the check comes second."""
+    head, _, fields = fault.partition("\n")
+    check, _, problem = head.partition(": ")
+    return "\n".join(filter(None, [problem, f"  check:    {check}", fields]))
 
 
 @contextlib.contextmanager

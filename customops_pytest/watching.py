@@ -15,7 +15,7 @@ from customops.checks import DEFAULT_CHECKS
 from customops.checks._outcome import in_short
 from customops.testing.watch import Call, Watch, checked, why_unchecked
 from customops_pytest.expected import Key, covering, marks_of, names_of
-from customops_pytest.session import Session, quiet, session_of
+from customops_pytest.session import Session, problem_first, quiet, session_of
 
 #: What was found in a test that nobody expected. Of an op, a check and a problem one kind of call is told.
 _FAULTS = pytest.StashKey[dict[tuple[str, ...], str]]()
@@ -122,7 +122,7 @@ class Watching:
             row.failed.append(f"{check} on {kind}  ({item.nodeid})")
             place = trial.custom_op.source if trial.custom_op is not None else place_of_others(op)
             arguments = ", ".join(f"{name}={described(value)}" for name, value in trial.arguments.items())
-            text = fault_text(check, error, place, kind=kind, call=f"{op}({arguments})")
+            text = problem_first(fault_text(check, error, place, kind=kind, call=f"{op}({arguments})"))
             item.stash[_FAULTS].setdefault((op, check, problem), text)
 
 

@@ -17,8 +17,10 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import ModuleType, NoneType
 from typing import Any
 
 import torch
@@ -26,18 +28,33 @@ import torch
 from customops import _torch
 from customops._describe.render import plural
 from customops._dispatch.callbacks import completer
+from customops._dispatch.current_kernel import observe
 from customops._op.op import CustomOpDef
-from customops.checking.report import Failure, Report, Result
+from customops.checking.report import KERNELS, Failure, Report, Result
 from customops.checks import CHECKS, UsageError, lowered
 from customops.checks._inputs import alone, as_ordinary, is_ordinary
-from customops.checks._outcome import NotExercised, in_short, is_accident, is_alias, processor_time, torch_refuses
+from customops.checks._limits import Limits, TookTooLong
+from customops.checks._outcome import (
+    NotExercised,
+    in_short,
+    is_accident,
+    is_alias,
+    is_mistake,
+    processor_time,
+    raised_at,
+    torch_refuses,
+)
 from customops.checks._runs import attempt
 from customops.checks._table import Check
 from customops.checks._trial import EFFORTS, FAILS, Case, Effort, Trial, resolve
-from customops.checks.inputs import derive, probe, shrink, variation_of
+from customops.checks.first_calls import Fork, can_fork
+from customops.checks.inputs import Branches, derive, probe, search, shrink, variation_of
+from customops.checks.kernels import REFUSED, Reached
 from customops.checks.state import Settings
-from customops.errors import CheckError, brief, did_you_mean, is_users, users_frames, where
+from customops.errors import CheckError, brief, did_you_mean, is_deliberate, is_users, where
 from customops.testing.isolation import IsolationError, in_fork
+
+__tracebackhide__ = True  # pytest leaves the frames out
 
 _ENOUGH = 3  #: inputs that show faults in one check, after which the others are not tried
 _SHRINKING = 0.3  #: seconds for making the input of a fault smaller; times ten in a thorough run
@@ -45,6 +62,8 @@ INPUTS = "inputs"
 _SHRINK = "shrink"
 #: The checks whose faults are mostly those of the fake impl.
 _OF_FAKES = ("test_faketensor", "test_symbolic_sizes")
+#: The checks whose faults are those of the kernel that ran, where they do not say more.
+_OF_KERNELS = ("test_schema", "test_writes", "test_declared_writes", "test_unchecked", "test_modes")
 #: What else can be done about inputs that the author did not mean to allow, by what was changed.
 _REFUSE = {
     "dtype": "refuse the dtype in kernel and fake impl, with torch._check(...); "
@@ -62,12 +81,19 @@ _INPUTS: dict[Effort, int | None] = {"quick": 12, "normal": 60, "thorough": None
 #: Seconds of processor time after which a check, or the search for inputs, is ended: of slow operators, that is. It
 #: is reported.
 _SLOW: dict[Effort, float] = {"quick": 2.0, "normal": 10.0, "thorough": 600.0}
+#: How many inputs are tried at most, to find some that take branches which no other takes.
+_SEARCHING: dict[Effort, int] = {"quick": 0, "normal": 250, "thorough": 20_000}
 #: The same after which nothing more is tried, but for what has begun. That is reported, too.
 _LATE: dict[Effort, float] = {"quick": 10.0, "normal": 60.0, "thorough": 3600.0}
 _PATIENCE = 2.0  #: seconds before the line of progress is shown
 _PAUSE = 0.1  #: seconds between two lines about the same check
 _TIMEOUT = 600.0  #: seconds for a whole run
 _CRASHES = 8  #: after so many nothing is derived any more
+#: What errors about shapes say.
+_SHAPES = re.compile(r"shape|size|broadcast|dimension|out of bounds|out of range")
+#: Inputs with the shapes and dtypes of the sample. What one part takes of these, others have to take; tensors of others
+#: are left to the checks of results: many a kernel takes by accident what it is not meant for.
+_OF_VALUES = ("number", "choice", "optional", "value", "padding", "index")
 #: What differs in the messages of one cause: numbers, dtypes.
 _VARYING = re.compile(r"\d+|torch\.\w+")
 
@@ -82,6 +108,8 @@ def check(
     reference: Callable[..., Any] | None = None,
     isolate: bool | None = None,
     progress: bool | None = None,
+    timeout: float = Limits.seconds,
+    memory: int = Limits.memory,
 ) -> Report:
     """Run the checks on an operator with inputs derived from samples, and report each fault once.
 
@@ -102,6 +130,9 @@ def check(
         isolate: run the checks in a separate process, so that a kernel that kills the process, or raises
             KeyboardInterrupt, is reported as a fault.
             By default this is done for C++ kernels that are not torch's own, unless CUDA is in use.
+        timeout: seconds after which a call that has not returned is a fault. In a process of its own this holds for
+            kernels in C++, too; else for those that come back to Python, in the main thread.
+        memory: bytes that a call may take beyond what the process has; a call that needs more is a fault, too.
         progress: show a progress bar on stderr; by default on terminals, after two seconds.
 
     Returns:
@@ -137,6 +168,7 @@ def check(
     if effort != "thorough":
         not_chosen.append('some of the inputs that can be derived (effort="thorough" tries all)')
     run = Run(op if isinstance(op, CustomOpDef) else trials[0].custom_op, trials, chosen, effort)
+    run.limits = Limits(timeout, memory)
     report = _report_of(run, is_isolated(isolate, trials[0]), progress)
     return replace(report, left_out=(*report.left_out, *not_chosen))
 
@@ -146,7 +178,7 @@ def is_isolated(isolate: bool | None, trial: Trial) -> bool:
     if isolate is not None:
         return isolate
     is_foreign = not trial.is_builtin and not _torch.dispatcher.runs_python(trial.name)
-    return is_foreign and can_isolate()
+    return is_foreign and can_fork()
 
 
 def trials_of(op: Any, samples: Iterable[Any] | None, reference: Callable[..., Any] | None) -> list[Trial]:
@@ -274,10 +306,21 @@ class Run:
     samples_only: bool = False  #: derive nothing: too much of that ends the process
     cases: list[Case] | None = None  #: the accepted inputs, once they are known; a run that is given them does not look
     first: int = 0  #: the number of the first sample
+    limits: Limits = field(default_factory=Limits)
+    searches: bool = True  #: for inputs that take other branches; not where an input may end the process
+    reached: Reached = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.reached = Reached(self.samples[0])
 
     @property
     def op(self) -> str:
         return self.samples[0].name
+
+    @property
+    def _asks_first_calls(self) -> bool:
+        """Is the check of them among the chosen? Where inputs alone are looked for, others are chosen later."""
+        return "test_first_calls" in self.chosen or (not self.chosen and self.effort != "quick")
 
     @property
     def source(self) -> str | None:
@@ -289,7 +332,9 @@ class Run:
         with torch.enable_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield 0, 1, INPUTS
-            cases = self.cases = list(self._accepted()) if self.cases is None else self.cases
+            with observe(self.reached):
+                cases = self.cases = list(self._accepted()) if self.cases is None else self.cases
+            self.reached.devices |= {tensor.device.type for case in cases for tensor in case.trial.tensors}
             rows = self.chosen.items() if cases else ()
             work = [(name, list(row.inputs(cases, self.effort))) for name, row in rows]
             total, done = sum(len(inputs) for _, inputs in work), 0
@@ -307,6 +352,9 @@ class Run:
             if late:
                 limit = f"{_LATE[self.effort]:g} s"
                 self.left_out.append(f"{plural(len(late), 'check')} left out ({limit}): {', '.join(late)}")
+            for kernel, place in self.reached.others() if cases else ():
+                reason = f"no input reached the {kernel}, {place}"
+                self.results.append(Result(KERNELS, "not exercised", kernel, reason=reason))
             for number, ((name, _), fault) in enumerate(self.faults.items()):
                 if name != INPUTS and (_SHRINK, number) not in self.avoided:
                     yield total, total, "making the inputs of faults smaller"
@@ -337,11 +385,13 @@ class Run:
         failures = []
         for (check, _), fault in self.faults.items():
             case, error = fault.cases[0], fault.error
-            if case.kind in _REFUSE:
+            if case.kind in _REFUSE and check != INPUTS:  # the fixes of the latter say it
                 error.fix = f"{error.fix or 'correct the op for this input'}; or {_REFUSE[case.kind]}"
             if check in _OF_FAKES and error.where is None and self.custom_op is not None:
                 fake = self.custom_op._rules.fake.fn
                 error.where = None if fake is None else where(fake)
+            elif check in _OF_KERNELS and error.where is None and len(case.trial.kernels) > 1:
+                error.where = case.trial.place
             args, kwargs, count = case.trial.args, case.trial.kwargs, len(fault.cases)
             failures.append(Failure(self.op, check, error, label_of(case), args, kwargs, count, self.source))
         return tuple(self.results), tuple(failures), tuple(self.left_out)
@@ -349,54 +399,86 @@ class Run:
     def _accepted(self) -> Iterator[Case]:
         variation = variation_of(self.custom_op)
         for number, sample in enumerate(self.samples, self.first):
-            derived = derive(sample, variation, self.effort, number)
+            outcomes: dict[str, bool] = {}
+            derived = derive(sample, variation, self.effort, number, outcomes)
             settings = Settings.now()
-            probed = probe(self._announced(derived), at_most=_INPUTS[self.effort], seconds=_SLOW[self.effort])
+            # What this process keeps of calls, a fork of it before any does not have.
+            fork = Fork(sample.op) if self._asks_first_calls and can_fork() and not sample.is_builtin else None
+            try:
+                branches = Branches(sample) if self.searches and _SEARCHING[self.effort] else None
+                probed = probe(
+                    self._announced(derived),
+                    at_most=_INPUTS[self.effort],
+                    seconds=_SLOW[self.effort],
+                    branches=branches,
+                    outcomes=outcomes,
+                    limits=self.limits,
+                )
+                limits = (_SEARCHING[self.effort], _SLOW[self.effort], self.limits)
+                found = [] if branches is None else search(probed, variation, branches, *limits)
+                accepted = [*probed.accepted[:1], *found, *probed.accepted[1:]]
+                accepted = accepted if fork is None else fork.with_results(accepted)
+            finally:
+                if fork is not None:
+                    fork.close()
             settings.restore()
             seconds = probed.seconds / max(len(probed.accepted) + len(probed.rejected), 1)
-            for rejection in probed.rejected:
-                case, error = rejection.case, rejection.kernel_error
-                if case.kind == "sample":
-                    if not isinstance(error, CheckError):
-                        problem = "the operator itself fails on its sample"
-                        error = CheckError(problem, op=self.op, got=in_short(error), where=raised_at(error))
-                    self._fault(INPUTS, error, case, seconds)
-                elif isinstance(error, SystemExit):
-                    self._fault(INPUTS, self._exit(), case, seconds)
-                elif is_alias(error):
-                    fault = CheckError(
-                        "for some inputs the operator returns an input itself, a view of one, or the same memory twice",
-                        op=self.op,
-                        got=in_short(error),
-                        expected="new tensors, as the schema says, or none for these inputs",
-                        fix="return a clone() there; or check the inputs first, "
-                        "and refuse these with an error that says so",
-                    )
-                    self._fault(INPUTS, fault, case, seconds)
-                elif case.kind == "layout" and is_accident(error) and self._takes_contiguous(case.trial):
-                    fault = CheckError(
-                        "the kernel fails on a tensor that is laid out otherwise, by an error that does not say so",
-                        op=self.op,
-                        got=in_short(error),
-                        where=raised_at(error),
-                        fix="call x.contiguous() first, or .reshape() in the place of .view(); or refuse such tensors "
-                        "in kernel and fake impl, with torch._check(x.is_contiguous(), ...)",
-                    )
-                    self._fault(INPUTS, fault, case, seconds)
-                elif case.kind == "optional" and _is_about_none(error):
-                    fault = CheckError(
-                        "the kernel fails where an optional argument is None",
-                        op=self.op,
-                        got=in_short(error),
-                        where=raised_at(error),
-                        fix="test `is not None`; or say by the type that it is not optional",
-                    )
-                    self._fault(INPUTS, fault, case, seconds)
+            for each in probed.rejected:
+                if fault := self._fault_of(each.case, each.kernel_error, is_fake_fine=each.fake_error is None):
+                    self._fault(INPUTS, fault, each.case, seconds)
                 else:
-                    self._add(INPUTS, "rejected", [case], seconds, in_short(error, 200))
+                    self._add(INPUTS, "rejected", [each.case], seconds, in_short(each.kernel_error, 200))
             if probed.is_late:
                 self.left_out.append(f"inputs left out ({_SLOW[self.effort]:g} s)")
-            yield from probed.accepted
+            yield from accepted
+
+    def _fault_of(self, case: Case, error: BaseException, *, is_fake_fine: bool) -> CheckError | None:
+        """What is wrong where a call raised `error`; None if the operator refused its inputs."""
+        accident, expected, fix, trial = is_accident(error), None, None, case.trial
+        of_types = (AttributeError, TypeError)
+        if exceeded := self.limits.is_exceeded_by(error):
+            return self._limit(exceeded, error)
+        if case.kind == "sample":
+            if isinstance(error, CheckError):
+                return error
+            problem = "the operator itself fails on its sample"
+        elif isinstance(error, SystemExit):
+            return self._exit()
+        elif is_mistake(error):
+            problem, of = "the code of the kernel is wrong: a name is not there", getattr(error, "obj", None)
+            fix = "correct the name"
+            if not isinstance(of, (NoneType, ModuleType, torch.Tensor)):
+                fix = f"this {type(of).__name__} is taken for something else: NumPy makes numbers of arrays without "
+                fix += "dimensions, np.asarray(...) arrays; or refuse such inputs, by torch._check(...)"
+        elif is_alias(error):
+            problem = "for some inputs the operator returns an input itself, a view of one, or the same memory twice"
+            expected = "new tensors, as the schema says, or none for these inputs"
+            fix = "return a clone() there; or check the inputs first, and refuse these with an error that says so"
+        elif accident and case.kind == "layout" and self._takes_contiguous(trial):
+            problem = "the kernel fails on a tensor that is laid out otherwise, by an error that does not say so"
+            fix = "call x.contiguous() first, or .reshape() in the place of .view(); or refuse such tensors in kernel "
+            fix += "and fake impl, with torch._check(x.is_contiguous(), ...)"
+        elif accident and case.kind == "value" and is_fake_fine and self._is_about_values(case, error):
+            problem = "the kernel fails for some values of an input, by an error about shapes that does not say so"
+            fix = "elements may be equal, and a selection by them of another size than usual; or refuse such values, "
+            fix += "with torch._check(...)"
+        elif accident and case.kind == "optional" and isinstance(error, of_types) and "NoneType" in str(error):
+            problem = "the kernel fails where an optional argument is None"
+            fix = "test `is not None`; or say by the type that it is not optional"
+        elif accident and case.kind in _OF_VALUES[:3] and trial.reference and attempt(trial, op=trial.reference):
+            problem = "the kernel fails by an error that does not say so, on inputs that the reference takes"
+            fix = "have the kernel take them; or refuse them in kernel, fake impl and reference, by torch._check(...)"
+        else:
+            return None
+        fields = {"got": in_short(error), "expected": expected, "where": raised_at(error), "fix": fix}
+        return CheckError(problem, op=self.op, **fields)
+
+    def _is_about_values(self, case: Case, error: BaseException) -> bool:
+        """Does a kernel fail since shapes do not fit, for other finite numbers of floating point?"""
+        given = {id(tensor) for tensor in self.samples[case.sample - self.first].tensors}
+        changed = [tensor for tensor in case.trial.tensors if id(tensor) not in given]
+        are_numbers = all(tensor.is_floating_point() and bool(tensor.isfinite().all()) for tensor in changed)
+        return self.custom_op is not None and are_numbers and bool(_SHAPES.search(str(error)))
 
     def _takes_contiguous(self, trial: Trial) -> bool:
         """Does an op of ours, none that makes views, take the same tensors in their ordinary layout?"""
@@ -422,16 +504,26 @@ class Run:
         fix = "raise another error: SystemExit passes by `except Exception`"
         return CheckError("the operator exits the program, with sys.exit()", op=self.op, where=self.source, fix=fix)
 
+    def _limit(self, exceeded: str, error: BaseException) -> CheckError:
+        fix = "refuse such inputs, by torch._check(...); check(timeout=, memory=) allow more"
+        return CheckError(exceeded, op=self.op, where=raised_at(error) or self.source, fix=fix)
+
     def _attempt(self, name: str, case: Case) -> None:
         start, settings = time.perf_counter(), Settings.now()
         status, reason, fault = "passed", None, None
         try:
-            self.chosen[name](case.trial)
+            sees = observe(self.reached) if name == "test_kernels" else nullcontext()  # it asks each in turn
+            with self.limits.applied(times=10), sees:
+                self.chosen[name](case.trial)
+        except TookTooLong as late:
+            fault = self._limit(f"the check did not end within {10 * self.limits.seconds:g} seconds", late)
         except NotExercised as nothing:
             status, reason = "not exercised", str(nothing)
         except CheckError as error:
             if error.problem == FAILS and case.kind != "sample":  # when gradients are recorded, say
                 status, reason = "rejected", error.got
+            elif error.problem == REFUSED and not (case.kind in _OF_VALUES or is_deliberate(error.__cause__ or error)):
+                status, reason = "not exercised", f"the reference function does not take it: {error.got}"
             elif torch_refuses(error):
                 status = "not exercised"
                 reason = "torch traces no operators, but its own, whose results are declared as views"
@@ -469,7 +561,7 @@ class Run:
                 if _told_by(error) == wanted:
                     latest.append(error)
                     return True
-            except (Exception, SystemExit):  # another failure: this input shows something else
+            except (Exception, SystemExit, TookTooLong):  # another failure: this input shows something else
                 return False
             return False
 
@@ -487,29 +579,12 @@ def _told_by(error: CheckError) -> tuple[str, str]:
     return _VARYING.sub("", error.problem), _VARYING.sub("", raised)
 
 
-def raised_at(error: BaseException) -> str | None:
-    """``name (file:line)`` of the innermost line of the user's code that was left by an error."""
-    for frame in reversed(users_frames(error)):
-        code = frame.tb_frame.f_code
-        return f"{code.co_name} ({code.co_filename}:{frame.tb_lineno})"
-    return None
-
-
-def _is_about_none(error: BaseException) -> bool:
-    return is_accident(error) and isinstance(error, (AttributeError, TypeError)) and "NoneType" in str(error)
-
-
 def label_of(case: Case) -> str:
     """``sample 1``, or ``sample 1, x: transposed``."""
     return f"sample {case.sample + 1}" + (f", {case.label}" if case.label else "")
 
 
 # In processes of their own
-
-
-def can_isolate() -> bool:
-    """Can this process be forked, with what it has in use?"""
-    return hasattr(os, "fork") and not torch.cuda.is_initialized()
 
 
 def isolated(run: Run) -> Iterator[Step]:
@@ -525,9 +600,11 @@ def isolated(run: Run) -> Iterator[Step]:
         place = Path(directory) / "step"
         while True:
             yield 0, 1, "in a process of its own"
-            done = in_fork(lambda: _child(run, place), _TIMEOUT)
+            done = in_fork(lambda: _child(run, place), max(_TIMEOUT, 10 * run.limits.seconds))
             error = done.error
-            if isinstance(error, IsolationError) and error.returncode is not None:
+            if isinstance(error, IsolationError) and error.returncode is None and place.exists():
+                error = run._limit(f"the operator does not return within {run.limits.seconds:g} seconds", error)
+            elif isinstance(error, IsolationError) and error.returncode is not None:
                 got, line = error.args[0].splitlines()[0], _line_of_crash(error.stderr)
                 fix = "check the arguments before using them, and raise an error: torch._check(...)"
                 error = CheckError("the operator ends the process", op=run.op, got=got, where=line, fix=fix)
@@ -548,7 +625,14 @@ def _child(run: Run, place: Path) -> Any:
     faulthandler.enable(2)  # says on stderr which line a crash was in
     torch.set_num_threads(1)  # the threads of the parent are not there
     signal.signal(signal.SIGINT, lambda *_: None)  # a Ctrl-C is for the parent, which ends this process
-    run.announce = lambda check, case: place.write_bytes(pickle.dumps((check, case)))
+    run.searches = False
+
+    def announce(check: str, case: int) -> None:
+        place.write_bytes(pickle.dumps((check, case)))
+        # Unlike what `Limits` do, this ends C++ code, too: it ends the process.
+        signal.setitimer(signal.ITIMER_REAL, run.limits.seconds * (1 if check == INPUTS else 10))
+
+    run.announce = announce
     try:
         for _ in run.steps():
             pass

@@ -11,7 +11,6 @@ import json
 import textwrap
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from html import escape
 from pathlib import Path
 from typing import Any, Literal
 from xml.etree import ElementTree as ET
@@ -19,12 +18,16 @@ from xml.etree import ElementTree as ET
 import torch
 
 from customops import _torch
-from customops._describe.render import described, html_table, page, paragraph, plural
+from customops._describe import notebook
+from customops._describe.render import described, plural
 from customops.checks._memory import is_addressable
 from customops.checks._outcome import in_short
 from customops.errors import CheckError, CustomOpsError, OpCheckError, field_lines
 
+__tracebackhide__ = True  # pytest leaves the frames out
+
 Status = Literal["passed", "failed", "rejected", "not exercised"]
+KERNELS = "kernels"  #: stands for the check, in results of kernels that no input reached
 
 
 @dataclass(frozen=True)
@@ -32,7 +35,8 @@ class Result:
     """One check on one input.
 
     Attributes:
-        check: a key of `customops.checks.CHECKS`, or "inputs" for an input that the operator rejects.
+        check: a key of `customops.checks.CHECKS`; "inputs" for an input that the operator rejects; or "kernels" for a
+            kernel that no input reached, in the place of the input.
         status: "passed", "failed", "rejected" or "not exercised".
         input: how the input was derived: ``"sample 1"``, ``"sample 1, x: transposed"``.
         seconds: the duration, in seconds.
@@ -77,7 +81,9 @@ class Failure:
 
     @property
     def _arguments(self) -> list[str]:
-        return [*map(described, self.args), *(f"{name}={described(value)}" for name, value in self.kwargs.items())]
+        own = _texts_of(self.args, self.kwargs)
+        shown = own if self.error.call is None else _texts_of(*self.error.call)
+        return own if shown == [text.replace(" requires_grad", "") for text in own] else shown
 
     def script(self) -> str:
         """A Python program that reproduces the fault. The module that defines the operator must be importable."""
@@ -109,8 +115,14 @@ class Failure:
         return path
 
     def __str__(self) -> str:
-        shown = f"{self.input} ({plural(self.inputs, 'input')} of this kind)" if self.inputs > 1 else self.input
-        return fault_text(self.check, self.error, self.source, input=shown, call=f"op({', '.join(self._arguments)})")
+        arguments = self._arguments
+        shown = self.input + ", changed by the check" * (arguments != _texts_of(self.args, self.kwargs))
+        shown += f" ({plural(self.inputs, 'input')} of this kind)" if self.inputs > 1 else ""
+        return fault_text(self.check, self.error, self.source, input=shown, call=f"op({', '.join(arguments)})")
+
+
+def _texts_of(args: Iterable[Any], kwargs: Mapping[str, Any]) -> list[str]:
+    return [*map(described, args), *(f"{name}={described(value)}" for name, value in kwargs.items())]
 
 
 def fault_text(check: str, error: BaseException, place: str | None, **given: str) -> str:
@@ -161,7 +173,12 @@ class Report:
     @property
     def _inputs(self) -> int:
         """How many inputs the operator accepted."""
-        return len({result.input for result in self.results if result.check != "inputs"})
+        return len({result.input for result in self.results if result.check not in ("inputs", KERNELS)})
+
+    @property
+    def _rejected(self) -> int:
+        """How many inputs it refused."""
+        return sum(result.check == "inputs" and result.status == "rejected" for result in self.results)
 
     def count(self, status: Status) -> int:
         """The number of results with this status."""
@@ -189,16 +206,22 @@ class Report:
             verdict = plural(len(self.failures), "fault")
         else:
             verdict = "no fault found" if self.passed else "nothing was tried"
-        if self.incomplete:
-            verdict += f", {self._shortfall()}"
-        rejected = self.count("rejected")
+        if shortfall := self._shortfall():
+            verdict += f", {shortfall}"
+        rejected = self._rejected
         tried = plural(self._inputs, "input") + (f", {rejected} more rejected by the operator" if rejected else "")
         return f"{self.op}: {verdict} ({tried}; {self.effort} effort, {self.seconds:.1f} s)"
 
     def _shortfall(self) -> str:
-        """``incomplete: 18 checks left out (60 s)``."""
-        first, *others = [text.partition(": ")[0] for text in self.incomplete]
-        return f"incomplete: {first}" + (f", and {len(others)} more" if others else "")
+        """``incomplete: 18 checks left out (60 s), kernel for cuda not exercised``; empty if there is none."""
+        late, unreached = (
+            texts[0] + (f", and {len(texts) - 1} more" if len(texts) > 1 else "") if texts else ""
+            for texts in (
+                [text.partition(": ")[0] for text in self.incomplete],
+                [result.input for result in self.results if result.check == KERNELS],
+            )
+        )
+        return ", ".join([f"incomplete: {late}"] * bool(late) + [f"{unreached} not exercised"] * bool(unreached))
 
     def __str__(self) -> str:
         lines = [self._headline()]
@@ -214,15 +237,18 @@ class Report:
     def _repr_html_(self) -> str:
         rows = []
         for name, results in self.by_check().items():
-            statuses = {result.status for result in results}
-            status = next(each for each in ("failed", "passed", "not exercised", "rejected") if each in statuses)
-            rows.append((name, (_in_words(results), status)))
-        return page(
+            found = {result.status for result in results}
+            worst = next(each for each in ("failed", "passed", "not exercised", "rejected") if each in found)
+            rows.append((name, worst, _in_words(results)))
+        faults = [str(failure).partition("\n") for failure in self.failures]
+        counts = ", ".join(f"{count} {each}" for each, count in collections.Counter(row[1] for row in rows).items())
+        status = "failed" if self.failures else "passed" if self.passed else "not exercised"
+        return notebook.page(
             self._headline(),
-            *(f"<pre>{escape(str(failure))}</pre>" for failure in self.failures),
-            html_table(("check", "result"), rows),
-            *(paragraph(f"left out: {reason}") for reason in self.left_out),
-            status="failed" if self.failures else "passed" if self.passed else "not exercised",
+            *(notebook.folded(head, notebook.preformatted(rest), is_open=True) for head, _, rest in faults),
+            notebook.folded(f"{plural(len(rows), 'check')}: {counts}", notebook.table(rows, _COLUMNS)),
+            notebook.folded("left out", *map(notebook.paragraph, self.left_out)) if self.left_out else "",
+            status=status,
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -281,6 +307,9 @@ class Report:
         return junit_suite(self.op, self.seconds, cases)
 
 
+_COLUMNS = ("check", "result", "inputs")
+
+
 def _in_words(results: list[Result]) -> str:
     """``passed on 12 inputs, not exercised on 2: the op has no vmap rule  0.01 s``."""
     parts: list[str] = []
@@ -294,7 +323,7 @@ def _in_words(results: list[Result]) -> str:
     text = ", ".join(parts)
     reasons = dict.fromkeys(r.reason for r in results if r.status in ("not exercised", "rejected") and r.reason)
     if reasons:
-        text += ": " + "; ".join(str(reason) for reason in list(reasons)[:2])
+        text += ": " + "; ".join(str(reason) for reason in list(reasons)[: None if results[0].check == KERNELS else 2])
     return f"{text} ({sum(result.seconds for result in results):.2f} s)"
 
 
@@ -421,11 +450,16 @@ def _load(failure: Failure) -> str:
     """Code that defines the operator: the import of its module, or the execution of its file."""
     custom = _torch.library.torch_op_of(failure.op)
     module = getattr(getattr(custom, "_init_fn", None), "__module__", None)
+    file = (failure.source or "").rpartition(":")[0]
     if module and module != "__main__":
         with contextlib.suppress(ImportError, ValueError):
-            if importlib.util.find_spec(module) is not None:
-                return f"import {module}  # noqa: F401  (it defines the op)"
-    file = (failure.source or "").rpartition(":")[0]
+            spec = importlib.util.find_spec(module)
+            depth = module.count(".") + bool(spec and spec.submodule_search_locations)
+            path = Path(spec.origin) if spec is not None and spec.origin else None
+            if path is not None and (depth or path.stem == module):  # another name stands for a file of another folder
+                folder, is_installed = path.parents[depth], {"site-packages", "dist-packages"} & {*path.parts}
+                before = "" if is_installed else f"import sys\n\nsys.path.insert(0, {str(folder)!r})\n"
+                return f"{before}import {module}  # noqa: E402, F401  (it defines the op)"
     if file and Path(file).is_file():
         return f"import runpy\n\nrunpy.run_path({file!r})  # it defines the op"
     if failure.op.startswith("aten::"):

@@ -33,14 +33,22 @@ def alone() -> contextlib.AbstractContextManager[Any]:
     return _lock
 
 
-def _renew_lock() -> None:
-    """In a forked child it may be held by a thread that the child does not have."""
-    global _lock
-    _lock = threading.RLock()
+_is_fork = False
+
+
+def has_threads() -> bool:
+    """May torch compute in several threads? In a fork of a process that did, it would wait for those for ever."""
+    return not _is_fork
+
+
+def _after_fork() -> None:
+    global _lock, _is_fork
+    _lock = threading.RLock()  # it may be held by a thread that this process does not have
+    _is_fork = True
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_renew_lock)
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 def tensors_in(tree: Any) -> list[torch.Tensor]:

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-import linecache
 import os
 import time
 import traceback
 from dataclasses import dataclass
 from typing import Literal
 
-from customops.errors import AliasError, CheckError, CustomOpsError, KernelError, is_users, users_frames
+from customops.errors import (
+    AliasError,
+    CheckError,
+    CustomOpsError,
+    KernelError,
+    is_deliberate,
+    is_users,
+    users_frames,
+)
 
 Status = Literal["passed", "failed", "not exercised"]
 
@@ -100,7 +107,6 @@ def in_short(error: BaseException, limit: int = 1000) -> str:
 
 #: Raised by code that did not expect its input. Others may be how it says what it does not take.
 _ACCIDENTS = (TypeError, LookupError, AttributeError, NameError, ZeroDivisionError, RuntimeError, ValueError)
-_REFUSALS = ("raise ", "raise\n", "assert ", "torch._check", "_check")
 
 _WRAPS_RESULTS = "wrap_outputs_maintaining_identity"  #: torch's function that takes what a vmap rule returned
 
@@ -111,12 +117,16 @@ def is_accident(error: BaseException) -> bool:
         return False
     if error.__cause__ is not None and not is_accident(error.__cause__):
         return False
-    frames = users_frames(error)
-    if not frames:
-        return False
-    # A statement over several lines: `raise` is on its first.
-    line = linecache.getline(frames[-1].tb_frame.f_code.co_filename, frames[-1].tb_lineno or 0).strip()
-    return not any(line.startswith(word) or f" {word}" in f" {line}" for word in _REFUSALS)
+    return bool(users_frames(error)) and not is_deliberate(error)
+
+
+def is_mistake(error: BaseException) -> bool:
+    """Does an exception of the user's code say that the code is wrong, whatever the input: a name that is not there?
+
+    None has no names: arguments that are None are judged by themselves.
+    """
+    is_name = isinstance(error, NameError) or (isinstance(error, AttributeError) and error.obj is not None)
+    return is_name and is_accident(error)
 
 
 def is_refusal(error: BaseException) -> bool:
@@ -136,7 +146,9 @@ def is_refusal(error: BaseException) -> bool:
     return (entry.name, entry.filename) == (first.name, first.filename) and not is_accident(error)
 
 
-def user_line(error: BaseException) -> str:
-    """``file:line`` of the user's code that raised an exception; empty if none had a part in it."""
-    frames = users_frames(error)
-    return f"{frames[-1].tb_frame.f_code.co_filename}:{frames[-1].tb_lineno}" if frames else ""
+def raised_at(error: BaseException) -> str | None:
+    """``name (file:line)`` of the innermost line of the user's code that was left by an error."""
+    for frame in users_frames(error)[-1:]:
+        code = frame.tb_frame.f_code
+        return f"{code.co_name} ({code.co_filename}:{frame.tb_lineno})"
+    return None

@@ -189,11 +189,17 @@ def fake_error(trial: Trial, mode: Any) -> Exception | None:
     return None
 
 
-def results_near(trial: Trial, dtype: torch.dtype) -> list[Results]:
-    """Results for inputs that are changed by about what a dtype resolves: they say how well results are determined."""
+def results_near(
+    trial: Trial, dtype: torch.dtype, then: Callable[[str, torch.Tensor], torch.Tensor] = lambda _, tensor: tensor
+) -> list[Results]:
+    """Results for inputs that are changed by about what a dtype resolves: they say how well results are determined.
+
+    `then`: what is made of the inputs after that.
+    """
     eps = torch.finfo(dtype).eps
     sizes = enumerate((eps, -eps, 4 * eps, -4 * eps))
-    found = [attempt(trial.map_tensors(nudge(size, seed))) for i, size in sizes for seed in (None, i)]
+    nudged = [trial.map_tensors(nudge(size, seed)) for i, size in sizes for seed in (None, i)]
+    found = [attempt(each.map_tensors(then)) for each in nudged]
     return [results for results in found if results is not None]
 
 

@@ -16,6 +16,7 @@ from customops.checks import (
     compiled,
     determinism,
     faketensor,
+    first_calls,
     forward_mode,
     grad_modes,
     gradients,
@@ -29,6 +30,7 @@ from customops.checks import (
     shapes,
     sharding,
     state,
+    symmetries,
     threads,
     unchecked,
     vmap,
@@ -76,6 +78,11 @@ def deeper(cases: Sequence[Case], effort: Effort) -> Iterable[Case]:
     """The first input of each sample that has one more dimension."""
     found = [case for case in cases if case.kind == "size" and case.label.endswith("one more dimension")]
     return {case.sample: case for case in reversed(found)}.values()
+
+
+def called_first(cases: Sequence[Case], effort: Effort) -> Iterable[Case]:
+    """The inputs of which it is known what they give where no call was before; else the samples."""
+    return [case for case in cases if case.trial.first is not None] or samples(cases, effort)
 
 
 def steered(cases: Sequence[Case], effort: Effort) -> Iterable[Case]:
@@ -158,6 +165,12 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
             "a call against the same call after others, in other settings",
             after=("test_determinism", "test_uninitialized_memory"),
         ),
+        "test_first_calls": Check(
+            first_calls.check,
+            "calls after others against the same calls in a process without any before",
+            called_first,
+            after=("test_determinism", "test_uninitialized_memory", "test_state"),
+        ),
         "test_layouts": Check(
             layouts.check,
             "strided inputs against contiguous ones, and what lies around them",
@@ -208,9 +221,10 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
             kernels.check,
             "kernels against each other, and against a reference function",
             of_kinds(
-                *("size", "dtype", "value", "number", "choice", "layout", "broadcast", "optional", "list", "padding"),
+                *("size", "dtype", "value", "number", "choice", "layout", "broadcast", "optional", "list"),
+                *("padding", "index"),
                 each=3,
-                size=8,
+                size=16,
                 value=8,
                 also=named,
             ),
@@ -239,6 +253,11 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
         ),
         "test_pointwise": Check(
             batches.check_pointwise, "ops tagged as pointwise, with one element of an input changed", after=_CALL
+        ),
+        "test_symmetries": Check(
+            symmetries.check,
+            "what a change of values does to results, at other sizes and far away",
+            after=(*_CALL, "test_layouts", "test_batches", "test_kernels", "test_precision"),
         ),
         "test_stability": Check(
             precision.check_stability,

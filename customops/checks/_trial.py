@@ -9,11 +9,13 @@ from typing import Any, Literal
 import torch
 
 from customops import _torch
+from customops._dispatch.callbacks import completer
+from customops._dispatch.preference import here
 from customops._op.op import CustomOpDef
 from customops._schema import model, parse
 from customops._versions import cached_property
 from customops.checks._inputs import copy_tensors, seeded, tensors_in
-from customops.checks._outcome import NotExercised, UsageError, in_short
+from customops.checks._outcome import NotExercised, UsageError, in_short, raised_at
 from customops.errors import CheckError, CustomOpsError, brief, where
 
 __tracebackhide__ = True  # pytest leaves the frames out
@@ -32,6 +34,7 @@ class Trial:
         atol, rtol: absolute and relative tolerance for results; None for the defaults of their dtype.
         reference: a plain PyTorch function that computes the same, or None.
         scale: the size of numbers that results may be differences of, as gradients often are.
+        first: the results of this very call where the operator was not called before, if they are known.
     """
 
     op: _torch.library.OpOverload
@@ -41,6 +44,7 @@ class Trial:
     rtol: float | None = None
     reference: Callable[..., Any] | None = None
     scale: float = 0.0
+    first: Mapping[str, Any] | None = None
 
     @property
     def name(self) -> str:
@@ -113,13 +117,13 @@ class Trial:
     def replaced(self, by_id: Mapping[int, Any]) -> Trial:
         """The same call with ``by_id[id(tensor)]`` for each tensor for which there is one."""
         args, kwargs = _torch.tensors.tree_map(lambda value: by_id.get(id(value), value), (self.args, self.kwargs))
-        return replace(self, args=args, kwargs=kwargs)
+        return replace(self, args=args, kwargs=kwargs, first=None)
 
     def with_arguments(self, /, **values: Any) -> Trial:
         """The same call with other values for some arguments."""
         names = [argument.name for argument in self.schema.positional]
         args = tuple(values.pop(name, value) for name, value in zip(names, self.args, strict=False))
-        return replace(self, args=args, kwargs=self.kwargs | values)
+        return replace(self, args=args, kwargs=self.kwargs | values, first=None)
 
     @property
     def is_builtin(self) -> bool:
@@ -141,7 +145,7 @@ class Trial:
     def copy(self, *, leaves: bool = False, unseen: bool = False) -> Trial:
         """The same call on copies of the tensors; see `copy_tensors`."""
         args, kwargs = copy_tensors((self.args, self.kwargs), leaves=leaves, unseen=unseen)
-        return replace(self, args=args, kwargs=kwargs)
+        return replace(self, args=args, kwargs=kwargs, first=None)
 
     def run(self) -> Any:
         """Call the operator. CheckError if it raises: the inputs of a check must work."""
@@ -158,11 +162,24 @@ class Trial:
 
     def fault(self, problem: str, got: str, fix: str, **fields: str | None) -> CheckError:
         """The finding that the kernel is wrong, with the place of the one that these inputs go to."""
-        by_device = self.custom_op._rules.kernel.kernels if self.custom_op is not None else {}
+        error = self.finding(problem, got=got, fix=fix, **{"where": self.place, **fields})
+        error.call = self.args, self.kwargs
+        return error
+
+    @property
+    def place(self) -> str | None:
+        """The kernel that these inputs go to: ``f (file:line)``, with its name where it is chosen among several."""
+        rule = None if self.custom_op is None else self.custom_op._rules.kernel
+        if rule is not None:
+            call = completer(rule.operator.schema)(self.args, self.kwargs)
+            chooser = rule.chooser_for(*call)
+            chosen = None if chooser is None else chooser.asked(here(), *call)[0]
+            if chosen is not None:
+                return f"the kernel {chosen.name}, {where(chosen.fn)}"
+        by_device = {} if rule is None else rule.kernels
         device = self.tensors[0].device.type if self.tensors else None
         kernel = by_device.get(device) or by_device.get(None) or next(iter(self.kernels), None)
-        place = None if kernel is None else where(kernel)
-        return self.finding(problem, got=got, fix=fix, **{"where": place, **fields})
+        return None if kernel is None else where(kernel)
 
     def require_data(self) -> None:
         """Raise NotExercised if an input is a tensor without data."""
@@ -211,6 +228,12 @@ def failed_call(
     where: str | None = None,
 ) -> CheckError:
     """The CheckError for a call that raised `error`; what the error says of `fix` and `where` comes first."""
+    where = where or raised_at(error)
+    if _torch.tensors.asks_for_data(error):
+        fix = fix or (
+            "this line runs while code is traced, on tensors without data, which NumPy and data_ptr() need: use "
+            "functions of torch there, or put it into an op of its own, with a fake impl"
+        )
     if not isinstance(error, CustomOpsError):
         return kind(problem, op=name, got=in_short(error), fix=fix, where=where)
     got = f"{type(error).__name__}: {error.problem}" + (f" (got {error.got})" if error.got else "")
@@ -261,6 +284,7 @@ Kind = Literal[
     "dtype",
     "value",  # other elements
     "padding",  # -1 among integers, if it stands for none of them
+    "index",  # the same, if it stands for one, and the reference does not take it
     "number",  # another number among the arguments
     "choice",  # a member of an enum or Literal, a bool, a dtype argument
     "optional",  # an optional argument that is absent
@@ -278,4 +302,4 @@ class Case:
     kind: Kind = "sample"  #: what was changed
     label: str = ""  #: how it differs from its sample, for people: ``"x: transposed"``; empty for a sample as it is
     sample: int = 0  #: the number of the sample that it was made of
-    is_named: bool = False  #: the code of the op mentions what was changed
+    is_named: bool = False  #: the code of the op mentions what was changed, or goes another way for it

@@ -23,6 +23,7 @@ from customops.checks._runs import Group, Results, attempt, difference, groups_o
 from customops.checks._trial import Trial
 from customops.checks._variants import are_plain
 from customops.checks.inputs.constants import constants_of
+from customops.checks.inputs.parts import is_integer
 
 _SIZES = (2, 3, 5, 8, 16, 33, 64, 130, 1030, 66_000)  #: the last one is beyond what 16 bits count
 _MOST_ELEMENTS = 300_000
@@ -39,6 +40,8 @@ def check(trial: Trial) -> None:
     learnt = [batch for group in groups if (batch := _learn(trial, group, expected)) is not None]
     require(learnt, "no dimension of the inputs is a batch of independent elements")
     tried = [_check_sizes(batch) for batch in learnt]
+    for batch in learnt:
+        _check_integers(batch)
     require(any(tried), "the operator does not take other sizes of its batch dimensions, or depends on them")
 
 
@@ -184,6 +187,38 @@ def _check_sizes(batch: _Batch) -> bool:
             "number, an index that overflows, a broadcast tensor that is indexed as if it were whole",
         )
     return agreeing >= 2
+
+
+def _check_integers(batch: _Batch) -> None:
+    """Integers that are equal for all elements, lengths perhaps, need not be: the last element gets a smaller one."""
+    tensors = batch.trial.distinct
+    for i, dim in batch.group:
+        integers = tensors[i]
+        if not is_integer(integers) or not batch.size < int(integers.min()) == int(integers.max()):
+            continue  # smaller ones may point to elements of the batch
+        smaller = integers.clone()
+        smaller.select(dim, -1).sub_(1)
+        mixed = replace(batch, pools={**{j: tensors[j] for j, _ in batch.group}, i: smaller})
+        together = mixed.call(torch.arange(batch.size))
+        for element in (0, batch.size - 1) if together is not None else ():
+            alone = mixed.call(torch.tensor([element]))
+            for name, along in batch.dims.items() if alone is not None else ():
+                whole, part = together[name], alone[name]  # type: ignore[index]
+                if whole.shape[along] != batch.size * part.shape[along]:
+                    continue
+                rows = [_rows(whole, along, torch.tensor([i]), batch.size) for i in range(batch.size)]
+                own = rows[element]
+                differs = difference(own, part, rtol=_tolerance(part)) if own.shape == part.shape else None
+                # By such integers elements may be sorted.
+                if differs and all(difference(row, part, rtol=_tolerance(part)) for row in rows):
+                    label = next(label for _, label, x in batch.trial.named_tensors if x is integers)
+                    raise batch.trial.fault(
+                        "an element of a batch has another result beside elements with other integers",
+                        argument=label,
+                        expected="the result that it has alone",
+                        got=f"element {element}, where {label} is smaller for the last one: {name}: {differs}",
+                        fix="look at what is taken from the first element for all, or is largest among all",
+                    )
 
 
 def check_pointwise(trial: Trial) -> None:

@@ -10,10 +10,13 @@ from typing import Any
 import torch
 
 from customops import _torch
-from customops.checks._inputs import tensors_in
+from customops._dispatch.random_states import RandomStates
+from customops.checks._inputs import quiet, tensors_in
 from customops.checks._outcome import NotExercised, require
-from customops.checks._runs import attempt, compare, first_difference, require_comparable
+from customops.checks._runs import Results, attempt, compare, first_difference, require_comparable
 from customops.checks._trial import Trial
+from customops.checks._variants import other_arguments
+from customops.checks.inputs.constants import functions_of
 
 # ----------------------------------------------------------------------------------------------------------------------
 # test_determinism: results differ by randomness alone that torch governs and the schema tells of.
@@ -54,7 +57,9 @@ def check(trial: Trial) -> None:
     if trial.is_builtin:
         return
     other = attempt(trial, moved=True)
-    if other is not None and torch.Tag.nondeterministic_seeded not in trial.op.tags:
+    if other is not None and torch.Tag.nondeterministic_seeded in trial.op.tags:
+        _check_seed(trial, first, other)
+    elif other is not None:
         if any(isinstance(value, torch.Generator) for value in trial.arguments.values()):
             compare(trial, other, first, *_IGNORES_GENERATOR)
         compare(
@@ -74,6 +79,65 @@ def check(trial: Trial) -> None:
     first, other = attempt(given), attempt(given, moved=True)
     if first is not None and other is not None:
         compare(trial, other, first, *_IGNORES_GENERATOR)
+        _check_advanced(given, names, first)
+
+
+def _check_seed(trial: Trial, first: Results, other: Results) -> None:
+    """What is tagged as random depends on the seed, if not with these values, numbers and choices, then with others."""
+    takes_generator = any(argument.type.startswith("Generator") for argument in trial.schema.arguments)
+    if takes_generator or first_difference(other, first, exact=True) or not _draws(trial):
+        return
+    # Of weights of which one alone is not zero, there is one sample.
+    equal = trial.map_tensors(lambda _, x: torch.ones_like(x) if x.is_floating_point() else x)
+    for each in (equal, *other_arguments(trial, "normal")):
+        one, two = attempt(each), attempt(each, moved=True)
+        if one is not None and two is not None and first_difference(one, two, exact=True):
+            return
+    if sum(tensor.numel() for tensor in tensors_in([*first.values()])) <= _FEW:
+        copy = trial.copy()
+        states = RandomStates([*copy.args, *copy.kwargs.values()])
+        with quiet(), torch.no_grad(), states.again():
+            copy.op(*copy.args, **copy.kwargs)
+            if states.have_changed():
+                return  # numbers were drawn: of few elements, two samples may be the same
+    raise trial.fault(
+        "the operator is tagged as random, and results do not depend on torch's seed",
+        "the same results after torch.manual_seed(0) and after torch.manual_seed(12345)",
+        "draw from torch's generator: torch.rand, or a seed by torch.randint for another library; or leave out the tag",
+    )
+
+
+_FEW = 8  #: elements of results, which may be the same by chance
+
+#: In the names that code uses which draws random numbers.
+_RANDOM = ("rand", "generator", "default_rng", "bernoulli", "dropout", "philox", "seed", "normal_", "uniform")
+
+
+def _draws(trial: Trial) -> bool:
+    """Does the code of the kernels look as if it drew random numbers? (The tag does no harm where it does not.)"""
+    names = {name.lower() for function in functions_of(trial.kernels) for name in function.__code__.co_names}
+    return any(word in name for name in names for word in _RANDOM)
+
+
+def _check_advanced(given: Trial, names: list[str], first: Results) -> None:
+    """A generator that numbers were drawn from has another state after the call."""
+    generators = {name: torch.Generator().manual_seed(2) for name in names}
+    reseeded = given.with_arguments(**generators)
+    results = attempt(reseeded)
+    if results is None or not first_difference(results, first):
+        return  # nothing was drawn
+    before = [generator.get_state() for generator in generators.values()]
+    copy = reseeded.copy()
+    with quiet():
+        copy.op(*copy.args, **copy.kwargs)
+    after = [generator.get_state() for generator in generators.values()]
+    if all(torch.equal(one, other) for one, other in zip(before, after, strict=True)):
+        raise given.fault(
+            "a call leaves the generator that it is given as it was: the next call draws the same numbers",
+            "the state of the generator after the call is the one before it",
+            "pass the generator itself on to torch's functions, and no copy of it, nor one with its seed",
+            argument=names[0],
+        )
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -10,9 +10,10 @@ from typing import Any
 import torch
 
 from customops import _torch
+from customops._torch.schema import Tag
 from customops.checks import _memory
 from customops.checks._inputs import quiet, tensors_in
-from customops.checks._outcome import NotExercised, in_short, is_accident, require, user_line
+from customops.checks._outcome import NotExercised, in_short, is_accident, raised_at, require
 from customops.checks._runs import call, fake_error
 from customops.checks._trial import JudgingMode, Trial, failed_call, is_untraceable, resolve
 from customops.checks._variants import are_plain, can_surround, other_sizes, resized, surrounded
@@ -125,10 +126,21 @@ def _compare(real: Trial, *, is_composite: bool = False) -> Any:
             "there is no data, and real tensors may not be used"
         )
         if isinstance(error, MissingFakeError) or _has_no_fake_impl(error):
+            require(not real.schema.is_view, "it has no fake impl, and torch traces no such operators that make views")
             problem = f"{fake.op} has no fake impl, so that nothing that calls it can be traced or compiled"
             fix = "register one with register_fake"
         raise failed_call(fake.name, problem, error, fix) from error
     _Comparison(real).compare(real_outputs, fake, fake_outputs)
+    returned = [a.name for a in real.schema.mutated if any(a.may_alias(ret) for ret in real.schema.returns)]
+    tags = real.op.tags if real.custom_op is None else real.custom_op.tags
+    if returned and not is_composite and not real.is_builtin and not {Tag.inplace, Tag.out}.intersection(tags):
+        raise real.finding(
+            f"the operator returns {returned[0]}, which it writes, without Tag.inplace: it cannot be compiled",
+            argument=returned[0],
+            expected="tags=customops.Tag.inplace, or Tag.out: torch does not functionalize others that return an alias",
+            got=str(_torch.schema.schema_of(real.op)),
+            fix="define it by custom_op with the tag; or return nothing",
+        )
     return real_outputs
 
 
@@ -458,9 +470,9 @@ def _judge_wrong_call(trial: Trial, what: str, argument: str, *, late: bool) -> 
         )
     if late:
         return
-    if isinstance(error, NameError) and user_line(error):
+    if isinstance(error, NameError) and raised_at(error):
         problem = "the kernel uses a name that is not defined there"
-        raise failed_call(trial.name, problem, error, fix=f"at {user_line(error)}") from error
+        raise failed_call(trial.name, problem, error, "correct the name") from error
     fake_error = _fake_error(trial) if error is None else None
     if fake_error is not None and not isinstance(fake_error, NotExercised):
         problem = fake_error.problem if isinstance(fake_error, CustomOpsError) else in_short(fake_error, 200)

@@ -12,6 +12,7 @@ that are not its own. Where there is a reference function, gradients are compare
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
 from collections.abc import Sequence
@@ -41,9 +42,10 @@ from customops.checks._outcome import NotExercised
 from customops.checks._runs import difference
 from customops.checks._trial import Trial
 from customops.checks._variants import other_arguments
+from customops.checks.inputs.parts import is_symmetric
 from customops.errors import CheckError, name_of, where
 
-_LARGE_STEPS = (0.3, 1.0, 3.0, -0.3, -1.0, -3.0)
+_LARGE_STEPS = (0.3, 1.0, 3.0, -0.3, -1.0, -3.0, 1e2, 1e4)  #: times the size of elements
 _MOST_ELEMENTS = 64
 _MOST_DOUBTS = 5  #: pairs of an input and an output that are looked at after a mismatch
 _MANY = 8  #: outputs: with more, an input is tried with all at once before it is with each
@@ -125,8 +127,11 @@ class _Comparison(Differences):
     def run(self) -> str:
         """'agrees', or why nothing can be said."""
         self._look_for_nan()
-        nearby = [shifted(self.point, self.direction(self.wanted), distance) for distance in (0.03, 0.2)]
-        relative = [u * x.abs() for u, x in zip(random_like(self.point, self.numbers), self.point, strict=True)]
+        # Of symmetric matrices one triangle alone may be read: they stay so.
+        stay = all(x.dim() < 2 or (x.shape[-1] == x.shape[-2] and torch.equal(x, x.mH)) for x in self.point)
+        nearby = [shifted(self.point, self.direction(self.wanted, symmetric=stay), by) for by in (0.03, 0.2)]
+        random = self.direction(range(len(self.point)), symmetric=stay)
+        relative = [u / scale * x.abs() for u, scale, x in zip(random, self.scales, self.point, strict=True)]
         for i, point in enumerate([self.point, *nearby, shifted(self.point, relative, 0.01)]):
             verdict = self._verdict(point, self.direction(self.wanted))
             if verdict == "agrees":
@@ -189,8 +194,15 @@ class _Comparison(Differences):
             return
         for k in Recorded(self.function, point, self.wanted).tracked:
             cotangents, gradients = self.gradients_at(point, [k])
-            if any(gradients[i] is None for i in self.wanted):
+            found = [gradients[i] for i in self.wanted]
+            if any(each is None for each in found):
                 continue  # of these nothing is said, or has been said
+            if any(
+                self._is_passed_on(i, k, point, cotangents, g)
+                for i, g in zip(self.wanted, found, strict=True)
+                if g is not None
+            ):
+                continue
             if self.differs(point, cotangents, gradients, direction):
                 raise self.function.fault(
                     "the gradients at a kink, or a tie, do not add up to the slope along which there is none",
@@ -243,13 +255,35 @@ class _Comparison(Differences):
                 continue
             if there.shape != here.shape or not torch.equal(there, here):
                 return "the operator is a step function, with a gradient that its author chose"
+        if gradient is not None and self._is_passed_on(i, k, point, cotangents, gradient):
+            return "the operator rounds most elements, and passes the gradient on, which its author chose"
         # Functions of symmetric matrices read one triangle alone.
         if gradient is None or gradient.dim() < 2 or gradient.shape[-1] != gradient.shape[-2] or gradient.shape[-1] < 2:
             return None
         direction = self.direction([i], symmetric=True)
-        if torch.allclose(gradient, gradient.mH) and not self.differs(point, cotangents, gradients, direction):
+        is_one = is_symmetric(point[i]) or torch.allclose(gradient, gradient.mH)
+        if is_one and not self.differs(point, cotangents, gradients, direction):
             return "the operator is one of symmetric matrices: it reads one triangle of them"
         return None
+
+    def _is_passed_on(self, i: int, k: int, point: Tensors, cotangents: Gradients, gradient: torch.Tensor) -> bool:
+        """Is it a rounding to a scale that the largest element makes, whose backward passes its gradient on?
+
+        A small change of most elements by themselves changes nothing then.
+        """
+        here, given = self.function(point)[k], cotangents[k]
+        if given is None or given.shape != gradient.shape:
+            return False
+        passed = (gradient == given).reshape(-1)
+        if not bool((passed | (gradient == 0).reshape(-1)).all()) or int(passed.sum()) < 3:
+            return False
+        numbers, same = passed.nonzero().reshape(-1).tolist()[:16], 0
+        for n in numbers:
+            moved = [x.clone(memory_format=torch.contiguous_format) for x in point]
+            moved[i].view(-1)[n] += self.steps[0] * self.scales[i]
+            with contextlib.suppress(Exception):  # refused, so nothing is known of what is there
+                same += torch.equal(self.function(moved)[k], here)
+        return same >= 0.6 * len(numbers)
 
     def _error(self, i: int, k: int, point: Tensors) -> CheckError:
         label = self.function.inputs[i].label
@@ -259,9 +293,14 @@ class _Comparison(Differences):
             wrong = self._worst_element(i, k, point, ones=False) or wrong
         gradient = self.gradients_at(point, [k])[1][i]
         if gradient is None or not bool((gradient != 0).any()):
-            of_output = f" for output {k}" if len(self.function.base) > 1 else ""
-            problem = f"backward gives {label} no gradient{of_output}, though the result depends on it"
+            problem = f"backward gives {label} no gradient, though the result depends on it"
             fix = f"return the gradient of {label}; or declare that it has none: nondiff_args={{{label!r}}}"
+            if len(self.function.base) > 1:
+                problem = f"backward gives {label} no gradient for output {k}, though the result depends on it"
+                fix = (
+                    f"return the gradient of {label}; or, if output {k} is to have none, False for it in "
+                    f"differentiable= of the op, or ctx.mark_non_differentiable(output[{k}]) in setup_context"
+                )
         else:
             problem = f"the gradient of {label} is not the derivative of what the operator computes"
             fix = f"correct the formula for {label}: look at this element, with the other inputs as they are"

@@ -1,33 +1,39 @@
 """test_kernels: kernels of one operator agree, and with a plain function if there is one.
 
 Compared are, where they exist: the operator and a reference function; the operator and what compilers take for it,
-decompositions, lowerings and replacements; a device's kernel and the one for all devices, which it stands in for; the
-kernels of two devices; the operator and its out variant, on tensors that hold NaN. For the kernels of one device, also
-with other values: NaN, zeros, halves, negative and large ones, and other numbers and flags.
+decompositions, lowerings and replacements; the kernels of a device that has several, and which of them a compiler
+chooses; a device's kernel and the one for all devices, which it stands in for; the kernels of two devices; the operator
+and its out variant, on tensors that hold NaN. For the kernels of one device, also with other values: NaN, zeros,
+halves, negative and large ones, and other numbers and flags.
 """
 
 from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
 import torch
 
 from customops import _torch
-from customops._rules.out import Checked
+from customops._dispatch.callbacks import completer
+from customops._dispatch.current_kernel import CurrentKernel
+from customops._dispatch.preference import choose_from_now_on, here, prefer
+from customops._rules.choice import DEFAULT, REFERENCE
+from customops._rules.out import Checked, is_stub
 from customops.checks import _memory
 from customops.checks._outcome import NotExercised
 from customops.checks._runs import Results, attempt, compare, results_of, steady_results, tolerance_of
 from customops.checks._trial import Trial, failed_call
 from customops.checks._variants import are_plain, other_numbers
-from customops.errors import where
+from customops.errors import innermost, where
 
 _FOR_ALL = ("CompositeExplicitAutograd", "CompositeImplicitAutograd", "CompositeExplicitAutogradNonFunctional")
 _INTEGERS = (torch.int32, torch.int64)
 _FIX = "one of the two is wrong for these inputs"
+REFUSED = "the operator takes inputs that its reference function refuses"
 #: A call, its results, the right ones, and what a difference means: the fields of a fault.
 _Pair = tuple[Trial, Results, Results, dict[str, Any]]
 
@@ -37,7 +43,7 @@ def check(trial: Trial) -> None:
     trial = trial.detached()
     expected = steady_results(trial)
     tried = False
-    for pairs in (_plain_functions, _kernel_for_all, _devices, _out_variant):
+    for pairs in (_plain_functions, _alternatives, _kernel_for_all, _devices, _out_variant):
         for changed, actual, right, fields in pairs(trial, expected):
             tried = True
             compare(changed, actual, right, ties=True, **{"fix": _FIX, **fields})
@@ -52,7 +58,11 @@ def check(trial: Trial) -> None:
 def _plain_functions(trial: Trial, expected: Results) -> Iterator[_Pair]:
     """The reference function; and decompositions, lowerings and replacements, which compilers take for the operator."""
     if trial.reference is not None:
-        right = results_of(trial, op=trial.reference)
+        try:
+            right = results_of(trial, op=trial.reference)
+        except Exception as error:
+            fix = "refuse them in kernel and fake impl, too, with torch._check(...); or have the reference take them"
+            raise failed_call(trial.name, REFUSED, error, fix) from error
         if trial.mutated and right.get("the output") is None:
             right.pop("the output", None)  # it writes as the operator does, and returns nothing
         problem = "the operator has other results than its reference function"
@@ -68,6 +78,55 @@ def _plain_functions(trial: Trial, expected: Results) -> Iterator[_Pair]:
             problem = "the operator has other results than what compilers take for it"
             fields = {"problem": problem, "expected": "the results of its decomposition, lowering or replacement"}
             yield trial, expected, right, fields
+
+
+def _alternatives(trial: Trial, expected: Results) -> Iterator[_Pair]:
+    """The kernels of the device, each where it may run, and the one that a call chooses."""
+    rule, op = (None if trial.custom_op is None else trial.custom_op._rules.kernel), trial.name
+    if rule is None or len({*rule.names()} - {REFERENCE}) < 2:
+        return
+    complete = completer(rule.operator.schema)
+    choose_from_now_on([op])
+    for changed in (trial, *_other_values(trial)):
+        call = complete(changed.args, changed.kwargs)
+        chooser, right = rule.chooser_for(*call), expected if changed is trial else attempt(changed)
+        if chooser is None or right is None:
+            continue
+        chosen, _ = chooser.asked(here(), *call)
+        in_trace = _chosen_in_trace(changed, chooser, complete)
+        if in_trace not in (None, chosen.name):
+            problem, fix = (
+                "compiled code chooses another kernel than a call",
+                "let when= read nothing but the arguments",
+            )
+            two = [each for each, _ in chooser.kernels if each.name in (in_trace, chosen.name)]
+            got, place = f"{in_trace}, and {chosen.name} in a call", where(two[0].when or two[0].fn)
+            raise changed.fault(problem, got, fix, where=place)
+        for each, _ in chooser.kernels:
+            with prefer({op: each.name}):
+                if each is chosen or chooser.asked(here(), *call)[0] is not each:
+                    continue
+                fields = {"where": where(each.fn), "expected": f"the results of the kernel {chosen.name}"}
+                try:
+                    actual = results_of(changed)
+                except Exception as error:
+                    problem = f"the kernel {each.name} fails on inputs that {chosen.name} takes"
+                    fix = "refuse them by when=" if each.when is None else f"let when= refuse them ({where(each.when)})"
+                    raise failed_call(op, problem, error, fix, where=fields["where"]) from error
+            yield changed, actual, right, {"problem": f"the kernel {each.name} has other results", **fields}
+
+
+def _chosen_in_trace(trial: Trial, chooser: Any, complete: Any) -> str | None:
+    """The name of the kernel that a compiler chooses for these inputs, or None: it leaves that to the call."""
+    if not chooser.operator.options.choose_when_traced:
+        return None
+    with _torch.tensors.fake_mode() as mode, _torch.tensors.quiet_fakes():
+        try:
+            fake = trial.faked(mode)
+        except _torch.tensors.NoFakeTensor:
+            return None
+        name: str | None = chooser.traced(*complete(fake.args, fake.kwargs))
+        return name
 
 
 def _kernel_for_all(trial: Trial, expected: Results) -> Iterator[_Pair]:
@@ -173,7 +232,7 @@ def _out_variant(trial: Trial, _expected: Results) -> Iterator[_Pair]:
             if isinstance(value, torch.Tensor)
         ]
         fix = "write every element of out, and the same as the operator"
-        yield _called_with_out(variant, changed.copy(), outs, right, fix)
+        yield _called_with_out(variant, changed, changed.copy(), outs, right, fix)
         for name, (i, out) in itertools.product(in_place, enumerate(outs)):
             given = changed.arguments[name]
             if not isinstance(given, torch.Tensor) or not are_plain(changed) or _memory.overlaps_itself(given):
@@ -182,10 +241,12 @@ def _out_variant(trial: Trial, _expected: Results) -> Iterator[_Pair]:
                 copy = changed.copy()
                 replaced = [*outs[:i], copy.arguments[name], *outs[i + 1 :]]
                 fix = f"read each element of {name} before that of out is written; or leave {name} out of inplace="
-                yield _called_with_out(variant, copy, replaced, right, fix, f" where out is {name}")
+                yield _called_with_out(variant, changed, copy, replaced, right, fix, f" where out is {name}")
 
 
-def _called_with_out(variant: Any, copy: Trial, outs: list[Any], right: Results, fix: str, how: str = "") -> _Pair:
+def _called_with_out(
+    variant: Any, given: Trial, copy: Trial, outs: list[Any], right: Results, fix: str, how: str = ""
+) -> _Pair:
     names = [argument.name for argument in variant.schema.mutated]
     try:
         variant._opoverload(*copy.args, **copy.kwargs, **dict(zip(names, outs, strict=True)))
@@ -197,4 +258,39 @@ def _called_with_out(variant: Any, copy: Trial, outs: list[Any], right: Results,
         "expected": "the results of the operator",
         "where": where(variant._init_fn),
     }
-    return copy, dict(zip(right, outs, strict=True)), right, fields
+    return given, dict(zip(right, outs, strict=True)), right, fields
+
+
+class Reached:
+    """Observes which kernels of an operator run, to say of the others that nothing is known of them."""
+
+    def __init__(self, trial: Trial) -> None:
+        self.trial, self.devices = trial, set[str]()
+        self.seen: set[tuple[str | None, Any]] = set()
+
+    def around_call(self, _op: Any, fn: Callable[..., Any]) -> Callable[..., Any]:
+        return fn
+
+    def around_kernel(self, current: CurrentKernel, fn: Callable[..., Any]) -> Callable[..., Any]:
+        if current.op != self.trial.name:
+            return fn
+
+        @functools.wraps(fn, updated=())
+        def reached(*args: Any, **kwargs: Any) -> Any:
+            kernel = innermost(current.registered)
+            self.seen |= {(current.device_type, kernel), (None, kernel)}
+            return fn(*args, **kwargs)
+
+        return reached
+
+    def others(self) -> Iterator[tuple[str, str]]:
+        """What to call each kernel that did not run, and where it is."""
+        own = {} if self.trial.custom_op is None else self.trial.custom_op._rules.kernel.values
+        for (device, name), each in own.items():
+            if name != REFERENCE and not is_stub(each.fn) and (device, innermost(each.fn)) not in self.seen:
+                shown = "kernel" if name == DEFAULT else f"kernel {name}"
+                yield f"{shown} for {device or 'other devices'}", where(each.fn)
+        for key, places in _torch.dispatcher.registered_at(self.trial.name).items():
+            device = _torch.dispatcher.device_of_key(key)
+            if device not in (None, "meta", *self.devices, *(of for of, _ in own)) and not self.trial.is_builtin:
+                yield f"kernel for {device}", places[0]

@@ -75,7 +75,9 @@ def _results(
         if put is not None and tensor.is_floating_point():
             tensor.select(dim, put[0]).fill_(put[1])
         chosen[id(trial.distinct[i])] = tensor
-    return attempt(trial.replaced(chosen))
+    found = attempt(trial.replaced(chosen))
+    # Results without elements, as of rows that are not kept, say nothing.
+    return found if found is not None and any(x.numel() for x in tensors_in([*found.values()])) else None
 
 
 def _all_agree(first: Results, second: Results, dims: _Dims, order: torch.Tensor) -> bool:
@@ -102,7 +104,7 @@ def _learnt(trial: Trial, group: Group) -> _Dims | None:
         index = torch.randperm(8 * size, generator=generator)[:size]
         order = torch.arange(size).roll(1) if attempts == 0 else torch.randperm(size, generator=generator)
         first, second = (_results(trial, group, index, attempts, each) for each in (None, order))
-        if first is None or second is None or not any(tensors_in(value) for value in first.values()):
+        if first is None or second is None:
             return None
         for name, value in first.items() if attempts == 0 else ():
             shape = value.shape if isinstance(value, torch.Tensor) else ()
@@ -154,8 +156,13 @@ def _check_places_of_nan(trial: Trial, group: Group, dims: _Dims) -> None:
         chosen[id(trial.distinct[i])] = tensor.masked_fill(where.view(shape).to(tensor.device), float("nan"))
         return attempt(trial.replaced(chosen))
 
-    first, last = results(place, torch.arange(size)), results(place[order], order)
-    if first is None or last is None or _all_agree(first, last, dims, order):
+    nowhere = torch.zeros_like(place)
+    for one, other in ((nowhere, nowhere), (place, place[order])):
+        first, last = results(one, torch.arange(size)), results(other, order)
+        agree = first is None or last is None or _shapes(first) != _shapes(last) or _all_agree(first, last, dims, order)
+        if one is nowhere and not agree:
+            return  # here the order matters
+    if agree:
         return
     arguments, where = words_of(trial, group)
     raise trial.fault(
@@ -211,13 +218,20 @@ def _changes_elsewhere(after: Any, before: Any, dim: int | None, at: int) -> boo
     return difference(after, before, exact=True) is not None
 
 
+def _shapes(results: Results) -> list[torch.Size]:
+    return [tensor.shape for tensor in tensors_in([*results.values()])]
+
+
 def _holds(trial: Trial, group: Group, dims: _Dims, index: torch.Tensor) -> bool | None:
-    """Is the result for elements in another order the one it has to be? None if the sizes are not taken."""
+    """Is the result for elements in another order the one it has to be? None if the sizes are not taken.
+
+    None also if it has other sizes then, as rows that are kept for their first element have: it depends on data.
+    """
     first = _results(trial, group, index)
     for shift in (1, len(index) // 2, len(index) - 2):
         order = torch.arange(len(index)).roll(shift)
         second = None if first is None else _results(trial, group, index, order=order)
-        if first is None or second is None:
+        if first is None or second is None or _shapes(first) != _shapes(second):
             return None
         if not _all_agree(first, second, dims, order):
             return False

@@ -15,10 +15,12 @@ left out. Digits that are lost in a difference, as by exp(x) - 1 near zero, are 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
+from customops.checks._inputs import tensors_in
 from customops.checks._outcome import NotExercised, require
 from customops.checks._runs import (
     Results,
@@ -33,6 +35,7 @@ from customops.checks._runs import (
     tolerance_of,
 )
 from customops.checks._trial import Trial
+from customops.checks.inputs.parts import is_integer
 from customops.checks.inputs.values import name_of
 
 _NARROW_INTS = (torch.uint8, torch.int8, torch.int16, torch.int32)
@@ -40,8 +43,22 @@ _NARROW_INTS = (torch.uint8, torch.int8, torch.int16, torch.int32)
 _STEPS = {torch.float16: 8.0, torch.bfloat16: 8.0, torch.float32: 64.0}
 _MOST_RESULTS = 1_000_000
 _LARGE = 2048  #: elements; sums of as many in a dtype of 16 bits show how they are made
-_HUNDREDS = 300.0  #: The exponential overflows in float32, and not in float64.
-_ORDINARY = 1e6  #: results that a float32 should be able to hold, whatever they are computed from
+#: Dtypes, the largest values to try in them, the results that they should be able to hold, and what may be wrong.
+_RANGES = (
+    (  # The exponential overflows in float32, and not in float64.
+        torch.float32,
+        300.0,
+        1e6,
+        "something overflows on the way, such as exp(x) for x > 88: subtract the largest value first, or use "
+        "logsumexp, log_softmax, softplus, logaddexp",
+    ),
+    (  # bfloat16 has the range of float32.
+        torch.bfloat16,
+        1e5,
+        1e30,
+        "something overflows on the way, as in float16, which ends at 65504: convert bfloat16 to float32",
+    ),
+)
 
 
 def check(trial: Trial) -> None:
@@ -61,6 +78,7 @@ def check_resolution(trial: Trial) -> None:
     truth, tiny, small = (attempt(wide.map_tensors(nudge(size))) for size in (0.0, 1e-10, 1e-5))
     if truth is None or tiny is None or small is None:
         raise NotExercised("the operator does not take float64")
+    _compare_default_dtypes(trial, wide, truth)
     for name, value in truth.items():
         if not _is_floating(value) or value.dtype is not torch.float64 or value.numel() == 0:
             continue
@@ -79,8 +97,27 @@ def check_resolution(trial: Trial) -> None:
             )
 
 
+def _compare_default_dtypes(trial: Trial, wide: Trial, truth: Results) -> None:
+    """Is a result for float64 another one where new tensors are of float64, which is the more precise opinion?"""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        precise = attempt(wide)
+    finally:
+        torch.set_default_dtype(before)
+    for name, value in (precise or {}).items():
+        if _is_floating(value) and value.dtype is torch.float64 and _is_floating(truth[name]):
+            if differs := difference(truth[name], value, rtol=1e-10):
+                raise trial.fault(
+                    "a result for float64 has the precision of torch's default dtype",
+                    f"{name}, where that is {name_of(before)}: {differs}",
+                    "give tables and constants the dtype of the input: torch.arange(n, dtype=x.dtype)",
+                    expected="the result that a default dtype of float64 gives",
+                )
+
+
 def check_stability(trial: Trial) -> None:
-    """Are results for float32 not finite that are ordinary numbers for float64?"""
+    """Are results not finite, in float32 or bfloat16, that are ordinary numbers for float64?"""
     trial = trial.detached()
     steady_results(trial)
     floating = [tensor for tensor in trial.tensors if tensor.is_floating_point() and tensor.numel()]
@@ -88,14 +125,44 @@ def check_stability(trial: Trial) -> None:
         raise NotExercised("no input is a plain tensor of floating point")
     if any(tensor.is_complex() for tensor in trial.tensors) or not all(bool(t.isfinite().all()) for t in floating):
         raise NotExercised("an input is complex, or not finite")
+    _check_nothing(trial)
+    tried = [_check_range(trial, *each) for each in _RANGES]
+    require(any(tried), "the operator does not take float32 and float64, or has no floating-point results")
 
-    def in_hundreds(_name: str, tensor: torch.Tensor) -> torch.Tensor:
+
+def _check_nothing(trial: Trial) -> None:
+    """Of a quantization, is a row of zeros NaN, though rows of tiny numbers are not? Padding often is of zeros."""
+    floating = [
+        tensor for tensor in trial.distinct if tensor.is_floating_point() and tensor.dim() > 1 and len(tensor) > 1
+    ]
+    for tensor in floating:
+        zeros, tiny = tensor.clone(), tensor.clone()
+        zeros[0] = 0
+        tiny[0] *= 1e-6
+        nothing, little = (attempt(trial.replaced({id(tensor): x})) for x in (zeros, tiny))
+        for name, value in (nothing or {}).items():
+            if little is None or not isinstance(value, torch.Tensor) or not isinstance(little[name], torch.Tensor):
+                continue
+            if all(one.dtype.itemsize > 1 for one in tensors_in(list((nothing or {}).values()))):
+                return  # of others, 0 / 0 may be what they are to give
+            wrong = value.float().isnan() if value.is_floating_point() else torch.zeros(())
+            if wrong.any() and not little[name].float().isnan().any():
+                raise trial.fault(
+                    "a result is NaN for a row of zeros, and a number for a row of tiny numbers",
+                    f"{name}: {_first(wrong, value, little[name])}",
+                    "a quotient by the largest element, or by a norm, is 0 / 0: clamp the divisor from below",
+                )
+
+
+def _check_range(trial: Trial, dtype: torch.dtype, largest: float, ordinary: float, fix: str) -> bool:
+    """Are results finite for values up to `largest`, if they are below `ordinary`?"""
+
+    def enlarged(_name: str, tensor: torch.Tensor) -> torch.Tensor:
         if not tensor.is_floating_point() or not tensor.numel():
             return tensor
-        largest = float(tensor.double().abs().max())
-        return (tensor.double() * (_HUNDREDS / (largest or _HUNDREDS))).float()
+        return (tensor.double() * (largest / (float(tensor.double().abs().max()) or largest))).to(dtype)
 
-    narrow = trial.map_tensors(in_hundreds)
+    narrow = trial.map_tensors(enlarged)
     wide, results = narrow.in_float64(), attempt(narrow) or {}
     truths = (attempt(wide) or {}) if results else {}
     tried = False
@@ -103,24 +170,24 @@ def check_stability(trial: Trial) -> None:
         actual = results[name]
         if not _is_floating(truth) or not isinstance(actual, torch.Tensor) or actual.shape != truth.shape:
             continue
-        if actual.dtype is not torch.float32 or truth.dtype is not torch.float64 or not truth.numel():
+        if actual.dtype is not dtype or truth.dtype is not torch.float64 or not truth.numel():
             continue
         tried = True
-        if not (~actual.isfinite() & (truth.abs() < _ORDINARY)).any():
+        if not (~actual.isfinite() & (truth.abs() < ordinary)).any():
             continue
-        near = [found[name] for found in results_near(wide, torch.float32)]
+        near = [found[name] for found in results_near(wide, dtype)]
         if not all(other.shape == truth.shape for other in near):
             continue
-        wrong = ~actual.isfinite() & (torch.stack([truth, *near]).abs().amax(0) < _ORDINARY)
+        wrong = ~actual.isfinite() & (torch.stack([truth, *near]).abs().amax(0) < ordinary)
         if wrong.any():
             raise trial.fault(
-                "a result for float32 is not finite, and that for the same numbers in float64 is an ordinary one",
+                f"a result for {name_of(dtype)} is not finite, and that for the same numbers in float64 is an ordinary "
+                "one",
                 expected="what float64 gives, but for rounding",
-                got=f"{name}, for values up to {_HUNDREDS:g}: {_first(wrong, actual, truth)}",
-                fix="something overflows on the way, such as exp(x) for x > 88: subtract the largest value first, or "
-                "use logsumexp, log_softmax, softplus, logaddexp",
+                got=f"{name}, for values up to {largest:g}: {_first(wrong, actual, truth)}",
+                fix=fix,
             )
-    require(tried, "the operator does not take float32 and float64, or has no floating-point results")
+    return tried
 
 
 def _check_integers(trial: Trial, expected: Results) -> bool:
@@ -145,6 +212,8 @@ def _check_integers(trial: Trial, expected: Results) -> bool:
         found = difference(actual, value, rtol=trial.rtol)
         # Some ops divide by the largest number of the dtype, as conversions of images do.
         whole = actual * float(torch.iinfo(dtype).max), value * float(torch.iinfo(wide_dtype).max)
+        if found and _counts_bits(trial, dtype, wide_dtype, name):
+            continue
         if found and not is_tie_of_indices(trial, value, actual) and difference(*whole, rtol=1e-3):
             raise trial.fault(
                 f"a result for narrow integers differs from that for the same numbers in {name_of(wide_dtype)}",
@@ -154,6 +223,16 @@ def _check_integers(trial: Trial, expected: Results) -> bool:
                 "result first",
             )
     return tried
+
+
+def _counts_bits(trial: Trial, dtype: torch.dtype, wider: torch.dtype, name: str) -> bool:
+    """Do int32 and int64 differ for negative numbers alone, as the number of ones in their bits does?"""
+    if dtype is not torch.int32:
+        return False
+    positive = trial.map_tensors(lambda _, x: x.abs() if is_integer(x) else x)
+    wide = positive.map_tensors(lambda _, x: x.to(wider) if x.dtype is dtype else x)
+    one, other = attempt(positive), attempt(wide)
+    return one is not None and other is not None and not difference(one[name], other[name], exact=True)
 
 
 def _check_masks(trial: Trial, expected: Results) -> bool:
@@ -209,16 +288,20 @@ def _check_wider(trial: Trial, expected: Results) -> bool:
             for dim, size in enumerate(tensor.shape):
                 if size == old:
                     tensor = tensor.index_select(dim, (torch.arange(_LARGE) % size).to(tensor.device))
-            return tensor.abs() if tensor.is_floating_point() else tensor
+            if not tensor.is_floating_point():  # lengths grow, too
+                return torch.where(tensor == old, _LARGE, tensor).to(tensor.dtype) if is_integer(tensor) else tensor
+            return tensor.abs()
 
         counts = [(tensor.numel(), list(tensor.shape).count(old)) for tensor in trial.tensors]
         if max(numel // old**count * _LARGE**count for numel, count in counts) > 300_000:
             continue
-        large = trial.map_tensors(larger)
+        # Gradients are sums, of more terms now, of which much may cancel.
+        large = replace(trial.map_tensors(larger), scale=4 * trial.scale)
         results = attempt(large) or {}
         size = sum(x.numel() if isinstance(x, torch.Tensor) else 1 for x in results.values())
         if 0 < size <= _MOST_RESULTS:
-            _compare_with_wider(large, dtype, results)
+            # Rounding is the same for all copies of an element, so it adds up as a change of them all does.
+            _compare_with_wider(large, dtype, results, trial, larger)
     return tried
 
 
@@ -239,14 +322,24 @@ def _check_zeros(zeros: Trial, dtype: torch.dtype) -> None:
                 )
 
 
-def _compare_with_wider(trial: Trial, dtype: torch.dtype, expected: Results) -> bool:
+def _compare_with_wider(
+    trial: Trial,
+    dtype: torch.dtype,
+    expected: Results,
+    origin: Trial | None = None,
+    then: Callable[[str, torch.Tensor], torch.Tensor] = lambda _, tensor: tensor,
+) -> bool:
+    """Raise CheckError for a result that is far off; was there one to compare? The call is `origin` with `then`."""
     wider = (torch.float64, torch.float32) if dtype.itemsize < torch.float32.itemsize else (torch.float64,)
     accepted = next(_accepted(trial, wider, torch.Tensor.is_floating_point), None)
     if accepted is None:
         return False
     wide_dtype, wide, truth = accepted
     names = [name for name, value in truth.items() if _is_floating(value) and _is_floating(expected[name])]
-    near = results_near(wide, dtype) if names else []
+    start = (
+        wide if origin is None else origin.map_tensors(lambda _, x: x.to(wide_dtype) if x.is_floating_point() else x)
+    )
+    near = results_near(start, dtype, then) if names else []
     for name in names:
         found = _beyond(expected[name], truth[name], [results[name] for results in near], dtype, trial.scale)
         if found:
@@ -285,7 +378,8 @@ def _beyond(
     # Elements without steepness of their own still take part in what the others are computed from.
     steepness = torch.maximum(steepness, steepness[steepness.isfinite()].mean().nan_to_num(0.0))
     largest = max(float(truth[comparable].abs().max()), scale)
-    allowed = 4 * tolerance_of(dtype) * largest + _STEPS[dtype] * steepness
+    # What is as good as zero may differ: a clamp by finfo.tiny is smaller in a wider dtype.
+    allowed = 4 * tolerance_of(dtype) * largest + _STEPS[dtype] * steepness + min(torch.finfo(dtype).tiny, 1e-30)
     wrong = comparable & ((actual - truth).abs() > allowed)
     # Of thousands of elements, a few may lie where the function jumps, which quantization does.
     return _first(wrong, actual, truth) if int(wrong.sum()) > wrong.numel() // 1000 else None

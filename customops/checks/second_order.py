@@ -24,7 +24,7 @@ from customops.checks._derivatives import (
     random_like,
     shifted,
 )
-from customops.checks._outcome import NotExercised, in_short, require
+from customops.checks._outcome import NotExercised, in_short, raised_at, require
 from customops.checks._trial import Trial
 from customops.errors import CheckError
 
@@ -92,7 +92,9 @@ class _Second(Differences):
         except NotExercised:
             raise
         except Exception as error:  # loud, as it should be
-            raise NotExercised(f"the operator cannot be differentiated twice: {in_short(error, 200)}") from error
+            at = raised_at(error)
+            problem = f"the operator cannot be differentiated twice: {in_short(error, 200)}"
+            raise NotExercised(f"{problem}, at {at}" if at else problem) from error
 
     def _error(self, point: Tensors, i: int, j: int) -> CheckError:
         second = self._second(point, only([torch.ones_like(x) for x in point[: self.count]], [i]))[j]

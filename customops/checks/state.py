@@ -23,7 +23,7 @@ import torch
 from customops import _torch
 from customops._rules.kernel import Inspection
 from customops.checks import _memory
-from customops.checks._inputs import tensors_in
+from customops.checks._inputs import has_threads, tensors_in
 from customops.checks._outcome import NotExercised
 from customops.checks._runs import (
     Results,
@@ -103,7 +103,7 @@ def _check_settings(trial: Trial) -> None:
             # What an earlier call left changed does not change once more: so from the usual settings, and from others.
             torch.set_default_dtype(torch.float64 if other else torch.float32)
             _torch.dispatcher.set_deterministic(other, other)
-            if other:
+            if other and has_threads():
                 torch.set_num_threads(before.values["the number of threads"] + 1)
             start = Settings.now()
             accepted = attempt(trial) is not None or accepted

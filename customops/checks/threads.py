@@ -10,13 +10,14 @@ from __future__ import annotations
 import sys
 import threading
 import time
+import traceback
 import types
 from typing import Any
 
 import torch
 
 from customops.checks._inputs import quiet
-from customops.checks._outcome import NotExercised, in_short
+from customops.checks._outcome import NotExercised, in_short, require
 from customops.checks._runs import Results, attempt, first_difference, results_in, steady_results
 from customops.checks._trial import Trial
 from customops.checks._variants import other_values
@@ -58,6 +59,10 @@ def _compare(patience: float, *workers: _Worker) -> None:
     finally:
         sys.setswitchinterval(interval)
         torch.set_default_dtype(dtype)  # two calls that set it back, one after the other, may leave it changed
+    require(
+        not any(worker.is_interpreted for worker in workers),
+        "Triton's interpreter runs one kernel at a time; where wrap_triton(kernel)[grid](...) launches it, calls wait",
+    )
     for worker in workers:
         if worker.is_stuck:
             raise worker.trial.fault(
@@ -90,6 +95,7 @@ class _Worker:
         self.found: tuple[str, str] | None = None
         self.error: Exception | None = None
         self.is_stuck = False
+        self.is_interpreted = False  # by Triton's interpreter, which other threads do not wait for
 
     def run(self, barrier: threading.Barrier) -> None:
         barrier.wait(_PATIENCE)
@@ -106,9 +112,16 @@ class _Worker:
 
     def _trace(self, frame: types.FrameType, event: str, _arg: Any) -> Any:
         """Let the other thread go on at each line of the user's code."""
+        if event == "call" and _is_in(frame, "triton.runtime.interpreter") and frame.f_code.co_name == "run":
+            callers = [caller for caller, _ in traceback.walk_stack(frame)]
+            self.is_interpreted |= not any(_is_in(caller, "customops._op.triton") for caller in callers)
         if not is_users(frame.f_code.co_filename) or self.pauses <= 0:
             return None
         if event == "line":
             self.pauses -= 1
             time.sleep(_PAUSE)
         return self._trace
+
+
+def _is_in(frame: types.FrameType, module: str) -> bool:
+    return frame.f_globals.get("__name__") == module

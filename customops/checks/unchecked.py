@@ -22,6 +22,7 @@ from customops._dispatch.operator import Options
 from customops._dispatch.results import CheckPolicy
 from customops._op.op import CustomOpDef
 from customops._op.registry import Registry
+from customops._rules.choice import REFERENCE
 from customops.checks._outcome import NotExercised, in_short, require
 from customops.checks._runs import Results, call, first_difference, results_in, steady_results
 from customops.checks._trial import Trial
@@ -58,8 +59,10 @@ def _twin(op: CustomOpDef[Any, Any], when: CheckPolicy) -> Iterator[CustomOpDef[
     twin = registry._define_op(replace(spec, name=name, signature=None, computed_args=(), options=Options(when)))
     registry._ops[str(name)] = twin
     try:
-        for device, kernel in op._rules.kernel.kernels.items():
-            twin.register_kernel(device, kernel)
+        for (device, _), each in op._rules.kernel.values.items():
+            if each.name != REFERENCE:
+                options: Any = {"name": each.name, "when": each.when, "priority": each.priority, "key": each.key}
+                twin.register_kernel(device, each.fn, **options)
         yield twin
     finally:
         registry.clear()

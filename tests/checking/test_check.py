@@ -6,7 +6,6 @@ import ctypes
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 import warnings
@@ -15,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.warm import PYTHON
 from torch import Tensor
 
 import customops
@@ -132,6 +132,48 @@ def test_what_the_op_rejects_is_no_fault(registry: Registry, ns: str) -> None:
     report = customops.check(even, [(torch.randn(4, 3),)], only=["test_schema", "test_faketensor"])
     assert report.passed
     assert "an even number of rows" in str([r.reason for r in report.results if r.status == "rejected"])
+
+
+@pytest.mark.parametrize("mistake", [lambda x: undefined_name, lambda x: torch.zero_like(x), lambda x: x.sums()])  # type: ignore[name-defined]  # noqa: F821
+@pytest.mark.parametrize("condition", ["dtype", "branch"])
+def test_a_name_that_is_not_there_is_no_refusal(registry: Registry, ns: str, condition: str, mistake: Any) -> None:
+    def kernel(x: Tensor) -> Tensor:
+        if x.dtype == torch.float64 if condition == "dtype" else x.dim() == 2 and x.shape[1] == 37:
+            return mistake(x)  # type: ignore[no-any-return]
+        return x * 2
+
+    op = registry.custom_op(f"{ns}::f", kernel, mutates_args=())
+    op.register_fake(torch.empty_like)
+    report = customops.check(op, [(torch.randn(3, 4),)], only="test_schema")
+    assert [each.problem for each in report.failures] == ["the code of the kernel is wrong: a name is not there"]
+    assert report.failures[0].error.fix == "correct the name"
+
+
+def test_a_number_that_numpy_makes_of_an_array_is_no_refusal(registry: Registry, ns: str) -> None:
+    """Twice an array without dimensions is a number, which has no such method."""
+
+    def doubled_in_place(x: Tensor) -> Tensor:
+        doubled = x.detach().numpy() * 2
+        return torch.from_numpy(doubled.__iadd__(0))
+
+    def at_least_one(x: Tensor) -> Tensor:
+        if not x.dim():
+            raise AttributeError("x needs a dimension")
+        return x * 2
+
+    def check(fn: Any) -> customops.checking.Report:
+        op = registry.custom_op(f"{ns}::{fn.__name__}", fn, mutates_args=())
+        op.register_fake(torch.empty_like)
+        return customops.check(op, [(torch.randn(3),)], only="test_schema")
+
+    (failure,) = check(doubled_in_place).failures
+    assert failure.problem == "the code of the kernel is wrong: a name is not there"
+    assert "'numpy.float32' object has no attribute '__iadd__'" in str(failure.error.got)
+    assert "np.asarray(...)" in str(failure.error.fix)
+    assert failure.args[0].dim() == 0
+    report = check(at_least_one)
+    assert report.passed
+    assert "x needs a dimension" in str(report)
 
 
 def test_an_aten_op() -> None:
@@ -420,7 +462,7 @@ customops.check(op, [(torch.ones(2),)], isolate=True)
 """
     )
     with subprocess.Popen(
-        [sys.executable, program], cwd=tmp_path, start_new_session=True, stderr=subprocess.PIPE, text=True
+        [PYTHON, program], cwd=tmp_path, start_new_session=True, stderr=subprocess.PIPE, text=True
     ) as process:
         while not (tmp_path / "pid").exists():
             assert process.poll() is None

@@ -106,6 +106,23 @@ def test_returns_with_alias_annotations(define: Ops) -> None:
     assert "fails when traced by AOTDispatcher" in str(caught.value)
 
 
+def test_numpy_in_a_backward(registry: customops.Registry, ns: str) -> None:
+    """The finding names the line of the formula, and what to do: it is traced, where there is no data."""
+
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        (x,) = ctx.saved_tensors
+        return grad * torch.from_numpy(x.detach().numpy() * 2)
+
+    op = registry.custom_op(f"{ns}::square", lambda x: x * x, schema="(Tensor x) -> Tensor", mutates_args=())
+    op.register_fake(torch.empty_like)
+    op.register_autograd(backward, setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs))
+    with pytest.raises(CheckError) as caught:
+        aot_dispatch_check(op._opoverload, (torch.ones(2, requires_grad=True),), dynamic=True)
+    line = backward.__code__.co_firstlineno + 2
+    assert caught.value.where == f"backward ({__file__}:{line})"
+    assert "functions of torch" in str(caught.value.fix)
+
+
 def test_no_fake(define: Ops, x: torch.Tensor) -> None:
     with pytest.raises(CheckError, match=f"{define.ns}.f.default"):
         aot_dispatch_check(define("f(Tensor x) -> Tensor", torch.clone), (x.detach(),), dynamic=True)

@@ -165,7 +165,11 @@ def test_strides_of_open_sizes(define: Ops, x: torch.Tensor) -> None:
 
 def test_in_place(define: Ops, x: torch.Tensor) -> None:
     schema = "(Tensor(a!) x) -> Tensor(a!)"
-    fake_check(define("right" + schema, lambda x: x.sin_(), lambda x: x), (x,), {})
+    with pytest.raises(CheckError, match="it cannot be compiled") as caught:
+        fake_check(define("untagged" + schema, lambda x: x.sin_(), lambda x: x), (x,), {})
+    assert caught.value.argument == "x"
+    assert "Tag.inplace" in str(caught.value.expected)
+    fake_check(define("nothing(Tensor(a!) x) -> ()", lambda x: None, lambda x: None), (x,), {})
     with pytest.raises(CheckError, match="the aliasing differs"):
         fake_check(define("wrong" + schema, lambda x: x.sin_(), torch.empty_like), (x,), {})
 

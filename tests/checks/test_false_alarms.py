@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 import customops
-from customops.checks import CHECKS, NotExercised, Trial
+from customops import Registry
+from customops.checks import CHECKS, NotExercised, Trial, run_check
 from customops.checks.inputs import derive
 from customops.checks.inputs.parts import follow
 from customops.checks.modes import _Through
@@ -30,11 +32,91 @@ def test_no_finding(check: str, op: Any, args: tuple[Any, ...]) -> None:
     assert any(result.status == "passed" for result in report.results)
 
 
+@pytest.mark.parametrize(
+    ("op", "args"),
+    [
+        (aten.pow.Tensor_Scalar, (torch.rand(5, 2, 3), 2)),  # its exponent grows with a size of 2
+        (aten.adaptive_max_pool3d.default, (torch.randn(2, 2, 5, 3, 5), [4, 3, 5])),  # of windows of one element
+        (aten.upsample_nearest1d.default, (torch.randn(2, 1, 2), [3])),  # whose scale counts if it is positive
+    ],
+    ids=["pow", "adaptive_max_pool3d", "upsample_nearest1d"],
+)
+def test_what_values_do_depends_on_more_than_sizes(op: Any, args: tuple[Any, ...]) -> None:
+    report = customops.check(op, [args], only="test_symmetries", isolate=True)
+    assert not report.failures, str(report)
+
+
+def test_what_values_do_depends_on_indices_that_repeat(registry: Registry, ns: str) -> None:
+    """Two rows at two places have no duplicates; four at three places do."""
+
+    @registry.custom_op(f"{ns}::scatter_add", mutates_args=())
+    def scatter_add(x: Tensor, index: Tensor, rows: Tensor) -> Tensor:
+        torch._check(x.dim() == 2 and x.shape[1:] == rows.shape[1:])
+        return x.index_add(0, index, rows)
+
+    args = (torch.rand(3, 2).double(), torch.tensor([2, 0]), torch.rand(2, 2).double())
+    report = customops.check(scatter_add, [args], only="test_symmetries")
+    assert not report.failures, str(report)
+
+
+def test_bits_of_negative_numbers_are_as_many_as_the_dtype_has(registry: Registry, ns: str) -> None:
+    @registry.custom_op(f"{ns}::ones", mutates_args=(), differentiable=False)
+    def ones(x: Tensor) -> Tensor:
+        return torch.tensor([bin(n % 2 ** (8 * x.itemsize)).count("1") for n in x.tolist()], dtype=torch.uint8)
+
+    assert run_check("test_precision", ones, (torch.tensor([0, 1, 255, -1], dtype=torch.int32),)).status == "passed"
+
+
+def test_samples_of_weights_of_which_one_is_not_zero(registry: Registry, ns: str) -> None:
+    @registry.custom_op(f"{ns}::sample", mutates_args=(), tags=torch.Tag.nondeterministic_seeded)
+    def sample(weights: Tensor) -> Tensor:
+        sums = weights.cumsum(-1)
+        return (sums <= torch.rand(len(weights), 1) * sums[:, -1:]).sum(-1)
+
+    report = customops.check(sample, [(torch.tensor([[0.0, 1.0], [2.0, 0.0]]),)], only="test_determinism")
+    assert not report.failures, str(report)
+
+
+def test_rows_that_are_kept_for_their_first_element(registry: Registry, ns: str) -> None:
+    """Whether there is a row depends on the order; of the sample, no element comes first that keeps it."""
+
+    @registry.custom_op(f"{ns}::positive_rows", mutates_args=())
+    def positive_rows(x: Tensor) -> Tensor:
+        torch._check(x.dim() == 2 and x.shape[1] > 0)
+        return x[x[:, 0] > 0]
+
+    for seed in range(8):
+        x = torch.randn(1, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+        report = customops.check(positive_rows, [(x,)], only="test_permutations")
+        assert not report.failures, str(report)
+
+
+def test_a_clamp_by_the_smallest_number_is_no_loss_of_precision(registry: Registry, ns: str) -> None:
+    @registry.custom_op(f"{ns}::scale", mutates_args=(), differentiable=False)
+    def scale(x: Tensor) -> Tensor:
+        return x.abs().amax(-1).clamp(min=torch.finfo(x.dtype).tiny) / 127
+
+    assert run_check("test_precision", scale, (torch.zeros(3, 4),)).status == "passed"
+
+
 @pytest.mark.compile
 @pytest.mark.parametrize("op", [aten.allclose.default, aten.equal.default], ids=str)
 def test_an_op_tagged_as_depending_on_data_is_not_traced(op: Any) -> None:
     with pytest.raises(NotExercised, match="tagged as depending on data"):
         CHECKS["test_aot_dispatch_dynamic"](Trial(op, (torch.ones(3), torch.ones(3))))
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
+def test_gradients_of_sparse_results() -> None:
+    """They were compared by `nan_to_num`, which sparse matrices do not have."""
+    x = torch.eye(2).to_sparse_csr().requires_grad_()
+    report = customops.check(
+        aten.sparse_sampled_addmm.default,
+        [(x, torch.rand(2, 2), torch.rand(2, 2))],
+        only="test_gradients",
+        effort="quick",
+    )
+    assert not report.failures, str(report)
 
 
 def test_inputs_are_derived_of_complex_tensors() -> None:

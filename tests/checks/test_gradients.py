@@ -132,7 +132,12 @@ def test_each_output_alone(ns: str) -> None:
 
     wrong = op_of(ns, schema, kernel, saved(lambda a, b, x: a * x.cos() + b * x.exp() * a.bool()))
     assert find(wrong, R(3)) == "backward is wrong where only some of the outputs are used"
-    assert find(op_of(ns, schema, kernel, saved(lambda a, b, x: a * x.cos())), R(3)) == OF_OUTPUT
+    ignores = op_of(ns, schema, kernel, saved(lambda a, b, x: a * x.cos()))
+    assert find(ignores, R(3)) == OF_OUTPUT
+    with pytest.raises(CheckError) as caught:
+        check(trial_of(ignores, R(3)))
+    assert "ctx.mark_non_differentiable(output[1])" in str(caught.value.fix)
+    assert "nondiff_args" not in str(caught.value.fix)  # which would stop the other gradient as well
     passes(op_of(ns, schema, kernel, saved(lambda a, b, x: a * x.cos() + b * x.exp())), R(3))
 
 

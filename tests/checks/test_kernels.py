@@ -175,3 +175,48 @@ def test_the_message_has_the_digits_that_differ(op: Finds) -> None:
     with pytest.raises(CheckError, match="than its reference function") as caught:
         kernels.check(trial)
     assert "0.731058579 and not 0.731058589" in str(caught.value.got)
+
+
+# -- what a reference takes --------------------------------------------------------------------
+
+
+def rows_by_numpy(table: Tensor, at: Tensor) -> Tensor:
+    """Counts from the end, where `at` is negative."""
+    return torch.from_numpy(table.numpy()[at.numpy()])
+
+
+def rows_of_torch(table: Tensor, at: Tensor) -> Tensor:
+    return torch.nn.functional.embedding(at, table)
+
+
+def rows_that_are_there(table: Tensor, at: Tensor) -> Tensor:
+    torch._check(bool((at >= 0).all()), lambda: "at is negative")
+    return rows_by_numpy(table, at)
+
+
+def inverse_of_number(x: Tensor, by: float = 2.0) -> Tensor:
+    return x * (1 / by)
+
+
+TAKES_MORE = "the operator takes inputs that its reference function refuses"
+TAKES_LESS = "the kernel fails by an error that does not say so, on inputs that the reference takes"
+BY_NUMBER = "(Tensor x, float by=2.0) -> Tensor"
+
+
+@pytest.mark.parametrize(
+    ("schema", "fn", "reference", "problems"),
+    [
+        ("(Tensor table, Tensor at) -> Tensor", rows_by_numpy, rows_of_torch, [TAKES_MORE]),
+        ("(Tensor table, Tensor at) -> Tensor", rows_that_are_there, rows_of_torch, []),
+        ("(Tensor table, Tensor at) -> Tensor", rows_by_numpy, rows_by_numpy, []),
+        (BY_NUMBER, inverse_of_number, lambda x, by=2.0: x / by, [TAKES_LESS]),
+        (BY_NUMBER, lambda x, by=2.0: x / by, inverse_of_number, [TAKES_MORE]),
+        # A reference for two dimensions alone: it may be the kernel that takes others by accident.
+        (BY_NUMBER, lambda x, by: x.sum(-1) * by, lambda x, by=2.0: torch.einsum("ij->i", x) * by, []),
+    ],
+)
+def test_kernel_and_reference_take_the_same(op: Finds, schema: str, fn: Any, reference: Any, problems: Any) -> None:
+    made = op.define(fn, schema=schema)
+    args = (torch.randn(3, 4),) if schema == BY_NUMBER else (torch.randn(5, 3), torch.tensor([0, 3, 2]))
+    report = customops.check(made, [args], only="test_kernels", reference=reference)
+    assert [each.problem for each in report.failures] == problems, report

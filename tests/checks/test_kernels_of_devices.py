@@ -19,7 +19,7 @@ from customops.errors import CheckError
 
 pytestmark = [pytest.mark.process]
 
-on_npy = isolated(npy.register, imports=["torch._inductor.compile_fx"])
+on_npy = isolated(npy.register, imports=["helpers.inductor"])
 
 
 def scaled(x: Tensor, by: float) -> Tensor:

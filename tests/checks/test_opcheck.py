@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -342,7 +341,7 @@ def test_type():
 @pytest.mark.process
 def test_a_failure_under_pytest_is_short(tmp_path: Path, ns: str) -> None:
     (tmp_path / "test_them.py").write_text(FAILURES.replace("{ns}", ns))
-    command = [sys.executable, "-m", "pytest", "test_them.py", "-p", "no:cacheprovider", "--no-header", "-rN"]
+    command = [PYTHON, "-m", "pytest", "test_them.py", "-p", "no:cacheprovider", "--no-header", "-rN"]
     run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert run.returncode == 1, f"{run.returncode}\n{run.stdout}{run.stderr}"
     parts = re.split(r"_{5,} (test_\w+) _{5,}\n", run.stdout)

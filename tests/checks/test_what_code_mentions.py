@@ -199,8 +199,10 @@ def test_a_gradient_that_is_chosen(registry: Registry, ns: str) -> None:
         return torch.round(x / scale) * scale
 
     op = define(registry, ns, rounded)
-    op.register_autograd(lambda ctx, grad: grad)
     samples = [(torch.randn(4, 5, requires_grad=True),)]
+    op.register_autograd(lambda ctx, grad: grad)  # a rounding that passes its gradient on needs no word
+    assert not customops.check(op, samples, only="test_gradients").failures
+    op.register_autograd(lambda ctx, grad: grad * 0.5)
     assert not customops.check(op, samples, only="test_gradients").passed
     op.register_samples(lambda: samples, gradient="chosen")
     report = customops.check(op, only="test_gradients")
@@ -322,3 +324,150 @@ def test_denormal_numbers(registry: Registry, ns: str) -> None:
     (failure,) = customops.check(define(registry, ns, fast), [(torch.randn(3),)], only="test_state").failures
     assert "whether denormal numbers are taken for zero" in failure.error.problem
     assert (torch.tensor(1e-40) * 1).item() != 0
+
+
+def test_dims_in_lists(registry: Registry, ns: str) -> None:
+    """Several dimensions where the sample has one, and a permutation that is not its own inverse."""
+
+    def summed(x: Tensor, dims: list[int]) -> Tensor:
+        return x.sum(dims)
+
+    def permuted(x: Tensor, dims: list[int]) -> Tensor:
+        return x.permute(dims).contiguous()
+
+    op = registry.custom_op(f"{ns}::summed", summed, mutates_args=())
+    labels = [case.label for case in derive(Trial(op._opoverload, (torch.randn(2, 3, 4), [1])), effort="quick")]
+    assert {"dims=[0, 1]", "dims=[0, 1, 2]"} <= {*labels}
+    op = registry.custom_op(f"{ns}::permuted", permuted, mutates_args=())
+    labels = [case.label for case in derive(Trial(op._opoverload, (torch.randn(3, 4), [1, 0])), effort="normal")]
+    assert "x: one more dimension, dims=[1, 2, 0]" in labels
+
+
+def test_a_tensor_for_a_number(registry: Registry, ns: str) -> None:
+    def times(x: Tensor, by: float | Tensor) -> Tensor:
+        return x * by
+
+    op = registry.custom_op(f"{ns}::times", times, mutates_args=())
+    args, kwargs = op.lower(torch.randn(2, 3), 2.0)
+    cases = {case.label: case.trial for case in derive(Trial(op._opoverload, args, kwargs), effort="normal")}
+    assert cases["by: a tensor"].tensors[1].shape == ()
+    assert cases["by: a tensor for each column"].tensors[1].tolist() == [2.0, 1.5, 1.0]
+
+
+def test_lengths_that_differ(registry: Registry, ns: str) -> None:
+    """All are cut at the first one's length, which the sample does not show, as all are equal there."""
+
+    def mean(x: Tensor, lengths: Tensor) -> Tensor:
+        return torch.stack([row[: int(lengths[0])].mean(0) for row in x])
+
+    op = registry.custom_op(f"{ns}::mean", mean, mutates_args=())
+    op.register_fake(lambda x, lengths: x.new_empty(x.shape[0], x.shape[2]))
+    report = customops.check(op, [(torch.randn(2, 5, 3), torch.tensor([4, 4]))], only="test_batches")
+    assert report.failures[0].error.problem == (
+        "an element of a batch has another result beside elements with other integers"
+    )
+    assert report.failures[0].error.argument == "lengths"
+
+
+def test_a_generator_goes_on(registry: Registry, ns: str) -> None:
+    def jitter(x: Tensor, generator: Optional[torch.Generator] = None) -> Tensor:
+        if generator is not None:
+            generator = torch.Generator().manual_seed(generator.initial_seed())
+        return x + torch.rand(x.shape, generator=generator)
+
+    op = registry.custom_op(f"{ns}::jitter", jitter, mutates_args=(), tags=torch.Tag.nondeterministic_seeded)
+    report = customops.check(op, [(torch.randn(4),)], only="test_determinism")
+    assert "draws the same numbers" in report.failures[0].error.problem
+
+
+def test_bfloat16_is_no_float16(registry: Registry, ns: str) -> None:
+    def doubled(x: Tensor) -> Tensor:
+        narrow = x.half() if x.dtype is torch.bfloat16 else x
+        return (narrow * 2).to(x.dtype)
+
+    op = registry.custom_op(f"{ns}::doubled", doubled, mutates_args=())
+    op.register_fake(lambda x: torch.empty_like(x))
+    (failure,) = customops.check(op, [(torch.randn(4),)], only="test_stability").failures
+    assert "65504" in str(failure.error.fix)
+
+
+def test_float64_in_the_default_dtype(registry: Registry, ns: str) -> None:
+    def ramped(x: Tensor) -> Tensor:
+        return x * torch.linspace(0, 1, x.shape[-1])
+
+    op = registry.custom_op(f"{ns}::ramped", ramped, mutates_args=())
+    op.register_fake(lambda x: torch.empty_like(x))
+    (failure,) = customops.check(op, [(torch.randn(7),)], only="test_resolution").failures
+    assert failure.error.problem == "a result for float64 has the precision of torch's default dtype"
+
+
+def test_small_terms_of_gradients(registry: Registry, ns: str) -> None:
+    """Finite differences are trusted to their own error."""
+
+    def scaled(x: Tensor) -> Tensor:
+        return 2 * x
+
+    op = registry.custom_op(f"{ns}::scaled", scaled, mutates_args=())
+    op.register_autograd(lambda ctx, grad: grad * 2.00002)
+    (failure,) = customops.check(op, [(torch.randn(4, requires_grad=True),)], only="test_gradients").failures
+    assert failure.check == "test_gradients"
+
+
+def test_symmetric_matrices_stay_so(registry: Registry, ns: str) -> None:
+    def inverse(x: Tensor) -> Tensor:
+        return torch.linalg.pinv(x, hermitian=True)
+
+    op = registry.custom_op(f"{ns}::inverse", inverse, mutates_args=())
+    op.register_fake(torch.empty_like)
+    op.register_autograd_from(inverse)
+    x = torch.randn(4, 4)
+    assert not customops.check(op, [(x + x.mT,)], only="test_gradients").failures
+
+
+def test_a_quantized_row_of_zeros(registry: Registry, ns: str) -> None:
+    def quantized(x: Tensor) -> Tensor:
+        return (x / (x.abs().amax(-1, keepdim=True) / 448)).to(torch.float8_e4m3fn)
+
+    op = registry.custom_op(f"{ns}::quantized", quantized, mutates_args=())
+    (failure,) = customops.check(op, [(torch.randn(4, 8),)], only="test_stability").failures
+    assert "row of zeros" in failure.error.problem
+
+    def shares(x: Tensor) -> Tensor:
+        return x / x.sum(-1, keepdim=True)
+
+    op = registry.custom_op(f"{ns}::shares", shares, mutates_args=())
+    assert not customops.check(op, [(torch.rand(4, 8),)], only="test_stability").failures
+
+
+def test_a_selection_by_values(registry: Registry, ns: str) -> None:
+    """Ties select more than k elements."""
+
+    def largest(x: Tensor, k: int) -> Tensor:
+        bound = x.sort(-1, descending=True).values[:, k - 1 : k]
+        return x[x >= bound].reshape(len(x), k)
+
+    op = registry.custom_op(f"{ns}::largest", largest, mutates_args=())
+    op.register_fake(lambda x, k: x.new_empty(len(x), k))
+    failure = customops.check(op, [(torch.randn(4, 8), 2)], only="test_schema").failures[0]
+    assert failure.check == "inputs"
+    assert "for some values" in failure.error.problem
+
+
+def test_a_tag_that_is_not_kept(registry: Registry, ns: str) -> None:
+    """The tag says random; the numbers are the same in each call."""
+
+    def noisy(x: Tensor) -> Tensor:
+        return x + torch.rand(x.shape, generator=torch.Generator().manual_seed(0))
+
+    op = registry.custom_op(f"{ns}::noisy", noisy, mutates_args=(), tags=torch.Tag.nondeterministic_seeded)
+    (failure,) = customops.check(op, [(torch.randn(4),)], only="test_determinism").failures
+    assert "do not depend on torch's seed" in failure.error.problem
+
+
+def test_keys_longer_than_queries(registry: Registry, ns: str) -> None:
+    def scores(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return (q @ k.mT).softmax(-1) @ v
+
+    op = registry.custom_op(f"{ns}::scores", scores, mutates_args=())
+    cases = derive(Trial(op._opoverload, tuple(torch.randn(5, 8) for _ in range(3))), effort="normal")
+    assert "all of size 5 but q: 7" in [case.label for case in cases if case.is_named]

@@ -10,7 +10,8 @@ from customops.checking import _check
 FEW = ("--customops-checks", "test_schema,test_faketensor")
 
 FAILURE = """\
-test_faketensor: the fake impl promises what the operator does not return: output 0: Stride mismatch
+the fake impl promises what the operator does not return: output 0: Stride mismatch
+  check:    test_faketensor
   input:    sample 1, simplified ({inputs} of this kind)
   call:     op(float32[2, 2] = [[1.0, 2.0], [3.0, 4.0]])
   expected: (1, 2) (the operator)
@@ -40,7 +41,7 @@ def test_a_failure_is_shown_as_check_shows_it(project: Project) -> None:
     assert "Traceback" not in said
     assert "faketensor.py" not in said  # no frame of the checker
     assert "again:    pytest --customops OPS.py -k 'NS::flip[sample1-test_faketensor]'" in said
-    assert "FAILED OPS.py::NS::flip[sample1-test_faketensor] - " in said
+    assert "FAILED OPS.py::NS::flip[sample1-test_faketensor] - the" in said
 
 
 def test_the_command_that_is_shown_selects_the_test(project: Project) -> None:
@@ -64,6 +65,27 @@ def test_modules_folders_and_packages_are_targets(project: Project) -> None:
     folder = project.run("--customops", "src", "--customops", project.ops, *quick, status=0)
     assert "src::NS_p::flip[sample1-test_schema]" in folder
     assert "OPS::NS::double[sample1-test_schema]" in folder
+
+
+@pytest.mark.parametrize("target", ["PKG", "PKG/"])
+def test_a_package_that_imports_nothing_is_walked(project: Project, target: str) -> None:
+    package = f"pkg_{project.ns}"
+    project.write(f"{package}/__init__.py", "")
+    (project.pytester.path / f"{project.ops}.py").rename(project.pytester.path / package / "inner.py")
+    target = target.replace("PKG", package)
+    said = project.run("--customops", target, "--customops-checks", "test_schema", "--collect-only", status=0)
+    assert "pkg_NS itself defines no op; imported pkg_NS.inner" in said
+    assert "NS::flip[sample1-test_schema]" in said
+
+
+def test_samples_parametrize_a_test(project: Project) -> None:
+    """pytest 9.2 warns about iterators."""
+    project.write(
+        "test_own.py",
+        "import pytest\nimport OPS as ops\n\n@pytest.mark.parametrize('sample', ops.double.samples(), ids=str)\n"
+        "def test_double(sample, opcheck): opcheck(ops.double, sample.args, sample.kwargs)\n",
+    )
+    assert "2 passed" in project.run("-W", "error", status=0)
 
 
 def test_tests_are_collected_too_if_they_are_named_or_the_option_is_always_on(project: Project) -> None:
@@ -160,6 +182,9 @@ def test_what_makes_no_sense_is_refused(
     project.write("raises.py", "1 / 0")
     said = project.run(*[argument.replace("OPS", project.ops) for argument in arguments], status=status)
     assert message in said
+    if status == 2:
+        (summary,) = [line for line in said.splitlines() if line.startswith("ERROR ")]
+        assert " - " in summary  # why, in short
 
 
 def test_samples_that_cannot_be_made_fail(project: Project) -> None:

@@ -233,3 +233,19 @@ def test_make():
     mode = ("--customops-mode", "--customops-checks", "test_faketensor")
     project.run(*mode, "--customops-update", status=0)
     assert "1 failed as expected" in project.run(*mode, status=0)
+
+
+@pytest.mark.parametrize("options", [(), ("--continue-on-collection-errors",)])
+def test_an_update_removes_nothing_if_something_was_not_collected(project: Project, options: tuple[str, ...]) -> None:
+    """The entry is about an input that no longer fails, and the other target cannot be imported."""
+    project.write(FILE, FLIP.replace("flip", "double"))
+    project.write("raises.py", "1 / 0")
+    arguments = ("--customops", project.ops, "--customops", "raises.py", *FEW, "--customops-update", *options)
+    said = project.run(*arguments)
+    assert "nothing is removed, since not all could be collected" in said
+    assert "cannot be imported: ZeroDivisionError" in said.partition("short test summary info")[2]
+    assert "is as it was" in said or options
+    assert 'op = "NS::double"' in project.read(FILE)
+    assert ('op = "NS::flip"' in project.read(FILE)) == bool(options)  # what fails is added
+    said = project.run("--customops", project.ops, *FEW, "--customops-update", status=0)
+    assert 'op = "NS::double"' not in project.read(FILE)

@@ -34,7 +34,7 @@ def test_each_kind_of_input_is_checked_once(project: Project) -> None:
     assert "  FAILED test_faketensor on x: float32 2d  (test_own.py::test_flip)\n" in said
     assert "2 ops, 3 kinds of input" in said
     assert "1 failed, 2 passed" in said
-    assert "FAILED test_own.py::test_flip - test_faketensor: the fake impl promises" in said
+    assert "FAILED test_own.py::test_flip - the fake impl promises" in said
 
 
 def test_all_checks_each_kind_in_each_test(project: Project) -> None:
@@ -55,6 +55,9 @@ def test_checks_are_those_of_opcheck(project: Project) -> None:
     project.write("test_own.py", "import torch\nimport OPS as ops\n\ndef test_double(): ops.double(torch.ones(2))\n")
     said = project.run("--customops-mode", status=0)
     assert "NS::double  1 call, 1 kind of input: 3 passed, 1 not exercised" in said
+    checks = "test_schema,test_autograd_registration,test_faketensor,test_aot_dispatch_dynamic"
+    assert f"only {checks.replace(',', ', ')}, and not test_" in said
+    assert f"; with others: --customops-checks {checks},test_gradients\n" in said
 
 
 def test_what_torch_logs_of_checks_is_not_shown(project: Project) -> None:
@@ -258,7 +261,8 @@ def test_a_test_that_fails_shows_both(project: Project) -> None:
     )
     said = project.run("--customops-mode", *FEW, status=1)
     assert "assert 0" in said
-    assert "test_faketensor: the fake impl promises" in said
+    assert "the fake impl promises" in said
+    assert "check:    test_faketensor" in said
 
 
 def test_a_finding_is_not_hidden_by_a_test_that_is_expected_to_fail(project: Project) -> None:

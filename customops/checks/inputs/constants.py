@@ -7,7 +7,7 @@ and dtypes to try, which no guess would hit.
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -58,11 +58,17 @@ def constants_of(trial: Trial) -> Constants:
         formulas = [formula for formula in rules.autograd.formulas.values() if formula is not None]
         functions += [rules.fake.fn, *rules.vmap.values.values()]
         functions += [fn for formula in formulas for fn in (formula.fn, formula.setup_context)]
-    return _read(functions)
+    found = Constants()
+    for function in functions_of(functions):
+        found.add([*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()])
+        for value in _values(function):
+            found.add(value)
+    return found
 
 
-def _read(functions: list[Any]) -> Constants:
-    found, waiting, seen = Constants(), [each for each in functions if each is not None], set[int]()
+def functions_of(functions: Iterable[Any]) -> Iterator[types.FunctionType]:
+    """These functions, and the user's functions that they refer to."""
+    waiting, seen = [each for each in functions if each is not None], set[int]()
     while waiting and len(seen) < _MOST_FUNCTIONS:
         function = innermost(waiting.pop(0))
         function = getattr(function, "fn", None) or getattr(function, "py_func", None) or function  # Triton's, numba's
@@ -72,12 +78,8 @@ def _read(functions: list[Any]) -> Constants:
         if not is_users(function.__code__.co_filename):
             continue
         seen.add(id(function.__code__))
-        found.add([*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()])
-        for value in _values(function):
-            found.add(value)
-            if callable(value) and not isinstance(value, type):
-                waiting.append(value)
-    return found
+        yield function
+        waiting += [value for value in _values(function) if callable(value) and not isinstance(value, type)]
 
 
 def _values(function: Callable[..., Any]) -> Iterator[Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 import torch
@@ -27,11 +27,18 @@ from customops.checks.inputs.parts import (
 
 
 def derive(
-    sample: Trial, variation: Variation | None = None, effort: Effort = "normal", number: int = 0
+    sample: Trial,
+    variation: Variation | None = None,
+    effort: Effort = "normal",
+    number: int = 0,
+    outcomes: Mapping[str, bool] | None = None,
 ) -> Iterator[Case]:
-    """The inputs made of sample `number`, itself first. Whether the operator accepts them is for `probe` to find."""
+    """The inputs made of sample `number`, itself first. Whether the operator accepts them is for `probe` to find.
+
+    What it finds it may add to `outcomes`, by label: some inputs are made where others were refused.
+    """
     variation = variation or Variation()
-    parts = Parts(sample, variation)
+    parts = Parts(sample, variation, outcomes)
     yield Case(sample, sample=number)
     seen: set[tuple[str, str]] = set()
     for rank in range(EFFORTS.index(effort) + 1):

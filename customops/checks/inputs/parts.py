@@ -138,7 +138,7 @@ def with_argument(trial: Trial, name: str, value: Any) -> Trial:
         else:
             args += values[each.name] if each.stars else (values[each.name],)
     lowered_args, lowered_kwargs = trial.custom_op.lower(*args, **kwargs)
-    return replace(trial, args=tuple(lowered_args), kwargs=dict(lowered_kwargs))
+    return replace(trial, args=tuple(lowered_args), kwargs=dict(lowered_kwargs), first=None)
 
 
 # The sample, taken apart
@@ -170,8 +170,10 @@ class Place:
 class Parts:
     """A sample, taken apart once."""
 
-    def __init__(self, trial: Trial, variation: Variation) -> None:
+    def __init__(self, trial: Trial, variation: Variation, outcomes: Mapping[str, bool] | None = None) -> None:
         self.trial, self.variation = trial, variation
+        #: By the labels of inputs that were tried: were they accepted?
+        self.outcomes = {} if outcomes is None else outcomes
         self.spots: list[Spot] = []
         seen: set[int] = set()
         written = {argument.name for argument in trial.schema.mutated}
@@ -234,6 +236,9 @@ class Parts:
                 continue
             if new is None:
                 continue
+            if is_symmetric(spot.tensor.detach()) and new.dim() > 1 and new.shape[-1] == new.shape[-2]:
+                if is_inexact(new.dtype) and not is_symmetric(new):  # an op of such matrices may read one triangle
+                    new = ((new + new.mH) / 2).to(new.dtype)
             if spot.tensor.requires_grad and not new.requires_grad and is_inexact(new.dtype):
                 new = new.detach().requires_grad_()
                 if not spot.tensor.is_leaf:
@@ -254,7 +259,7 @@ class Parts:
         at = names.index(name) if name in names else len(names)
         later = dict(zip(names[at + 1 :], self.trial.args[at + 1 :], strict=False))
         kwargs = {key: value for key, value in (later | self.trial.kwargs).items() if key != name}
-        return replace(self.trial, args=self.trial.args[:at], kwargs=kwargs)
+        return replace(self.trial, args=self.trial.args[:at], kwargs=kwargs, first=None)
 
 
 def _places(node: Node, given: Mapping[str, Any], *, is_bound: bool = False) -> Iterator[Place]:
@@ -310,7 +315,7 @@ def follow(tensor: torch.Tensor, sizes: Mapping[int, int]) -> torch.Tensor:
         return tensor
     dtype, tensor = tensor.dtype, wide(tensor)
     top = int(tensor.max())
-    if top in sizes and _is_sorted(tensor.reshape(-1)):  # offsets: the last one is the size
+    if top in sizes and (sizes[top] < top or _is_sorted(tensor.reshape(-1))):  # lengths; offsets
         new = min(sizes[top], torch.iinfo(dtype).max)
         return torch.where(tensor == top, new, tensor).clamp(max=new).to(dtype)
     above = [size for size in sizes if top < size]
@@ -329,6 +334,15 @@ def wide(tensor: torch.Tensor) -> torch.Tensor:
 def is_inexact(dtype: torch.dtype) -> bool:
     """Is it a dtype of numbers that are not just integers?"""
     return dtype.is_floating_point or dtype.is_complex
+
+
+def is_symmetric(tensor: torch.Tensor) -> bool:
+    """Is it of symmetric, or Hermitian, matrices with several different elements?"""
+    if tensor.dim() < 2 or tensor.shape[-1] != tensor.shape[-2] or tensor.shape[-1] < 2 or not tensor.numel():
+        return False
+    if not is_inexact(tensor.dtype) or tensor.dtype.itemsize == 1 or tensor.layout is not torch.strided:
+        return False
+    return bool((tensor != tensor.flatten()[0]).any()) and torch.allclose(tensor, tensor.mH, equal_nan=True)
 
 
 def is_integer(tensor: torch.Tensor) -> bool:

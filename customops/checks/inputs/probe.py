@@ -6,6 +6,8 @@ where the fake impl alone refuses it, that is kept, for a check to judge.
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import math
 import time
 import warnings
@@ -16,9 +18,11 @@ import torch
 
 from customops import _torch
 from customops.checks._inputs import as_ordinary, is_ordinary, seeded, tensors_in
-from customops.checks._outcome import NotExercised, processor_time
-from customops.checks._runs import difference, fake_error
+from customops.checks._limits import Limits, TookTooLong
+from customops.checks._outcome import NotExercised, is_mistake, processor_time
+from customops.checks._runs import attempt, difference, fake_error
 from customops.checks._trial import Case, Trial
+from customops.checks.inputs.branches import Branches, candidates
 from customops.checks.inputs.parts import Parts, Spot, Variation, follow, is_integer
 from customops.checks.inputs.shapes import with_shapes
 
@@ -48,33 +52,47 @@ class Probed:
     is_late: bool = False  #: it ended since it took too long
 
 
-def probe(cases: Iterable[Case], *, at_most: int | None = None, seconds: float | None = None) -> Probed:
+def probe(
+    cases: Iterable[Case],
+    *,
+    at_most: int | None = None,
+    seconds: float | None = None,
+    branches: Branches | None = None,
+    outcomes: dict[str, bool] | None = None,
+    limits: Limits | None = None,
+) -> Probed:
     """Run the operator on each case; end when `at_most` are accepted, or so many seconds after the first.
 
-    The first call of a process loads and compiles things, and says nothing about the next.
+    The first call of a process loads and compiles things, and says nothing about the next. `branches` record what the
+    code of the operator does, `outcomes` which cases it accepts, by label.
     """
     start, after_first = time.perf_counter(), processor_time()
     probed, mode = Probed(), _torch.tensors.fake_mode()
+    limits = limits or Limits()
+    recorded = contextlib.nullcontext if branches is None else branches.recorded
     limit: int | None = None  # elements of those that were too large
     for case in cases:
         if limit is not None and _elements(case.trial.tensors) >= limit:
             probed.dropped += 1
             continue
-        before = processor_time()
-        with warnings.catch_warnings(record=True), torch.no_grad():
+        before, reference = processor_time(), case.trial.reference
+        with warnings.catch_warnings(record=True), torch.no_grad(), recorded():
             warnings.simplefilter("always")
-            error, result = kernel_error(case.trial)
+            error, result = kernel_error(case.trial, limits)
             is_large = processor_time() - before > SLOW_SECONDS or _elements(result) > HUGE_ELEMENTS
             is_index = error is None and case.kind == "padding" and _stands_for_an_index(case.trial, result)
             fake = fake_error(case.trial, mode)
             fake = None if isinstance(fake, NotExercised) else fake
         if is_large:
             limit = _elements(case.trial.tensors)
+        if outcomes is not None:
+            outcomes[case.label] = error is None
         if error is not None:
             probed.rejected.append(Rejection(case, error, fake))
         elif is_large and case.kind != "sample":
             probed.dropped += 1
-        elif not is_index:
+        elif not is_index or (reference is not None and attempt(case.trial, op=reference) is None):
+            case = replace(case, kind="index") if is_index else case
             if fake is not None:
                 probed.refused_by_fake[len(probed.accepted)] = fake
             probed.accepted.append(case)
@@ -88,18 +106,47 @@ def probe(cases: Iterable[Case], *, at_most: int | None = None, seconds: float |
     return probed
 
 
+def search(
+    probed: Probed,
+    variation: Variation,
+    branches: Branches,
+    at_most: int,
+    seconds: float,
+    limits: Limits | None = None,
+) -> list[Case]:
+    """Further inputs that the operator accepts, for each of which its code goes a way that it did not go before."""
+    found: list[Case] = []
+    end, mode = processor_time() + seconds, _torch.tensors.fake_mode()
+    tried = candidates(probed.accepted, variation, found) if probed.accepted else iter(())
+    for case in itertools.islice(tried, at_most):
+        if branches.is_complete or processor_time() > end:
+            break
+        if variation.holds(case.trial):
+            seen = len(branches.seen)
+            with warnings.catch_warnings(), torch.no_grad(), branches.recorded():
+                warnings.simplefilter("ignore")
+                error, result = kernel_error(case.trial, limits or Limits())
+                if error is None:
+                    fake_error(case.trial, mode)
+            if isinstance(error, TookTooLong) or (error is not None and is_mistake(error)):
+                probed.rejected.append(Rejection(case, error, None))
+            if error is None and len(branches.seen) > seen and _elements(result) <= HUGE_ELEMENTS:
+                found.append(replace(case, is_named=True))
+    return found
+
+
 def _elements(tensors: Iterable[torch.Tensor]) -> int:
     return sum(tensor.numel() for tensor in tensors)
 
 
-def kernel_error(trial: Trial) -> tuple[BaseException | None, list[torch.Tensor]]:
+def kernel_error(trial: Trial, limits: Limits | None = None) -> tuple[BaseException | None, list[torch.Tensor]]:
     """What the kernel raises on copies of the inputs, or the tensors that it returns, and has written."""
     try:
         copy = trial.copy(leaves=True)
-        with seeded((copy.args, copy.kwargs)):
+        with seeded((copy.args, copy.kwargs)), (limits or Limits()).applied():
             returned = copy.op(*copy.args, **copy.kwargs)
         return None, [*tensors_in(returned), *tensors_in(copy.mutated)]
-    except (Exception, SystemExit) as error:  # whatever it is: the operator does not take them
+    except (Exception, SystemExit, TookTooLong) as error:  # whatever it is: the operator does not take them
         return error, []
 
 
@@ -124,7 +171,7 @@ def shrink(case: Case, fails: Callable[[Trial], bool], budget: float = 0.5, vari
         budget: seconds.
         variation: what may be changed of the sample, and what has to be true of it.
     """
-    if case.kind == "padding":  # in a smaller tensor -1 may be another index
+    if case.kind in ("padding", "index"):  # in a smaller tensor -1 may be another index
         return case
     end, variation = processor_time() + budget, variation or Variation()
     trial, is_smaller = case.trial, True

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
+from customops import _torch
 from customops.checks._trial import Case, Kind, Trial
 from customops.checks.inputs.parts import (
     NORMAL,
@@ -32,6 +35,8 @@ Sizes = Mapping[int, int]
 
 #: No input has more elements than this, or than twice the sample's.
 MAX_ELEMENTS = 5000
+#: Nor do elements times the integers that grow with a size exceed this: a kernel may loop over all of them.
+MAX_STEPS = 50_000_000
 
 
 def sizes(parts: Parts, rank: int) -> Iterator[Case]:
@@ -46,6 +51,10 @@ def sizes(parts: Parts, rank: int) -> Iterator[Case]:
             yield from _same_dimension(parts, spots)
         yield from _together(parts, spots, changes)
     elif rank == NORMAL:
+        for case in _together(parts, spots, _related(parts, spots)):  # most others are refused
+            yield replace(case, is_named=True)
+        for case in _all_but_one(parts, spots):
+            yield replace(case, is_named=True)
         yield from _ranks_changed(parts, spots)
         yield from in_turn([_together(parts, spots, changes), _broadcast(parts, spots)])
         yield from _same_dimension(parts, spots)
@@ -92,6 +101,48 @@ def _changes(known: list[int], rank: int) -> Iterator[Sizes]:
         yield {size: 4 * size for size in known}
 
 
+def _related(parts: Parts, spots: list[Spot]) -> Iterator[Sizes]:
+    """Where odd sizes were refused: multiples, and sizes that grow together, as a width and heads times it."""
+    known = sorted({size for spot in spots for size in spot.tensor.shape if size > 1})
+    if parts.outcomes.get(_label({size: 2 * size + 1 for size in reversed(known)})) is not False:
+        return
+    numbers = [value for _, value in parts.numbers if type(value) is int and value > 1]
+    for size in known:
+        multiples = [other for other in known if other % size == 0]
+        sums = [other for other in known if other - size in known]
+        powers = [2**i for i in range(1, 9) if size % 2**i == 0]
+        for step in dict.fromkeys([1, *powers, *(n for n in numbers if size % n == 0)]):
+            forms: list[Callable[[int], Sizes]] = [
+                lambda by: {size: size + by},  # noqa: B023 - they are called before the next turn
+                lambda by: {other: other // size * (size + by) for other in multiples},  # noqa: B023
+                lambda by: {size: size + by, **{other: other + by for other in sums}},  # noqa: B023
+            ]
+            for form in forms:
+                yield form(step)
+                if parts.outcomes.get(_label(form(step))):
+                    yield form(3 * step)
+                    yield form(-(-130 // step) * step)
+                    break
+            else:
+                continue
+            break
+
+
+def _all_but_one(parts: Parts, spots: list[Spot]) -> Iterator[Case]:
+    """A size of several tensors in all of them but one, as keys and values may be longer than queries are."""
+    for size in sorted({size for spot in spots for size in spot.tensor.shape if size > 1}, reverse=True):
+        having = [spot for spot in spots if size in spot.tensor.shape]
+        for one in having if len(having) > 2 else ():
+            others = [spot for spot in having if spot is not one]
+            for new in (size + 2, max(size - 1, 2)):  # of size 1 it would be broadcast
+                shapes = [[new if old == size else old for old in spot.tensor.shape] for spot in others]
+                yield from _reshaped(parts, others, shapes, f"all of size {size} but {one.label}: {new}")
+
+
+def _label(change: Sizes) -> str:
+    return "sizes: " + ", ".join(f"{old} to {new}" for old, new in change.items())
+
+
 def _together(parts: Parts, spots: list[Spot], changes: Iterable[Sizes], at_most: int = MAX_ELEMENTS) -> Iterator[Case]:
     for wanted in changes:
         change = {old: new for old, new in wanted.items() if old != new}
@@ -99,13 +150,14 @@ def _together(parts: Parts, spots: list[Spot], changes: Iterable[Sizes], at_most
         trial = with_shapes(parts, spots, shapes, change, at_most)
         if trial is None:
             continue
-        label = "sizes: " + ", ".join(f"{old} to {new}" for old, new in change.items())
+        label = _label(change)
         numbers: dict[str, Any] = {}  # the integers among the arguments that equal an old size
         for place, value in parts.numbers:
             new = _followed(value, change)
             if new != value and not place.choices and parts.variation.allows("size", place.name):
                 numbers[place.name] = new
-        if numbers:
+        grown = [size for size in _torch.tensors.tree_leaves(list(numbers.values())) if size > 1]
+        if numbers and math.prod(grown, start=max(tensor.numel() for tensor in trial.tensors)) <= MAX_STEPS:
             yield Case(trial.with_arguments(**numbers), "size", f"{label}, and {', '.join(numbers)}")
         yield Case(trial, "size", label)
 
@@ -201,7 +253,13 @@ def _ranks_changed(parts: Parts, spots: list[Spot]) -> Iterator[Case]:
         groups += [(", ".join(spot.label for spot in group), group) for group in alike]
     for name, group in groups:
         shapes = [list(spot.tensor.shape) for spot in group]
-        yield from _reshaped(parts, group, [[2, *shape] for shape in shapes], f"{name}: one more dimension")
+        for case in _reshaped(parts, group, [[2, *shape] for shape in shapes], f"{name}: one more dimension"):
+            yield case
+            for place, value in parts.numbers:
+                if isinstance(value, list | tuple) and sorted(map(str, value)) == [str(i) for i in range(counts[0])]:
+                    order = [*range(1, counts[0] + 1), 0]  # the inverse of a cycle is another one
+                    trial = case.trial.with_arguments(**{place.name: order})
+                    yield Case(trial, "size", f"{case.label}, {place.name}={order}")
         yield from _reshaped(parts, group, [shape[1:] for shape in shapes], f"{name}: one dimension less")
         yield from _reshaped(parts, group, [[] for _ in shapes], f"{name}: 0-dimensional")
 

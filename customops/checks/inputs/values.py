@@ -227,7 +227,7 @@ def named_numbers(parts: Parts, named: Constants) -> Iterator[Case]:
         kind = python_type(place)
         news: list[Any] = []
         if kind is int and isinstance(value, int):
-            news = [new for n in named.ints for new in (n, n + 1) if abs(n) < 2**31]
+            news = [new for n in named.ints for new in (n, n + 1) if abs(n) < 2**24]
         elif kind in (float, torch.types.Number) and isinstance(value, float):
             news = [*named.floats, *map(float, named.ints)]
         elif kind is str:
@@ -290,10 +290,18 @@ def _other_values(parts: Parts, place: Place, value: Any, rank: int) -> Iterator
         return
     if rank == NORMAL and (kind in _NUMBERS or kind is bool):
         yield items[::-1]
+    count = parts.spots[0].tensor.dim() if parts.spots else 0
+    if rank == QUICK and kind is int and are_dims(items, count):
+        yield from ([*range(1, count), 0], [0, count - 1]) if len(items) == count else ([0, 1], [*range(count)])
     for new in _other_numbers(parts, kind, items[-1], rank):
         yield [*items[:-1], new]
         if rank != QUICK:
             yield [new] * len(items)
+
+
+def are_dims(items: Sequence[Any], count: int) -> bool:
+    """May these be some of so many dimensions, each once?"""
+    return count > 1 and all(-count <= item < count for item in items) and len({i % count for i in items}) == len(items)
 
 
 def _other_numbers(parts: Parts, kind: Any, value: Any, rank: int) -> Iterator[Any]:
@@ -475,8 +483,11 @@ def _other_objects(parts: Parts, nodes: Iterable[Node]) -> Iterator[Case]:
                 other = 2.0 if tensor.is_floating_point() else 2
                 yield _given(parts, {node.tensor.name: None, node.number.name: other}, f"{node.path}: a number")
             elif isinstance(number, float):
-                new = {node.tensor.name: torch.tensor(number), node.number.name: None}
-                yield _given(parts, new, f"{node.path}: a tensor")
+                columns = [spot.tensor.shape[-1:] for spot in parts.spots[:1]]
+                for shape in dict.fromkeys([torch.Size(), *columns]):
+                    tensor = torch.linspace(number, number / 2, shape.numel()).reshape(shape)
+                    new = {node.tensor.name: tensor, node.number.name: None}
+                    yield _given(parts, new, f"{node.path}: a tensor" + (" for each column" if shape else ""))
 
 
 def lists(parts: Parts, rank: int) -> Iterator[Case]:

@@ -62,6 +62,14 @@ def test_dimensions_of_one_size_change_together() -> None:
     assert {((7, 9), (9, 11)), ((0, 4), (4, 5)), ((3, 0), (0, 5)), ((3, 4), (4, 33))} <= found
 
 
+def test_integers_do_not_grow_with_sizes_to_billions_of_steps() -> None:
+    """Three integers of 130 and a tensor of 130 made a pooling of torchvision take minutes."""
+    cases = list(derive(Trial(aten.new_zeros.default, (torch.randn(2), [2, 2, 2]))))
+    grown = [case.trial.args[1][0] for case in cases if case.label.endswith(", and size")]
+    assert 0 < max(grown) <= 100
+    assert any(case.trial.args[0].shape == (130,) for case in cases)
+
+
 def test_what_is_square_in_the_sample_is_soon_tried_as_it_is_not() -> None:
     found = shapes(accepted(aten.t.default, torch.randn(3, 3), effort="quick"))
     assert {((5, 3),), ((3, 5),)} <= found

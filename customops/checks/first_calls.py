@@ -1,0 +1,200 @@
+"""test_first_calls: a call has the result that it has in a process in which the operator was not called before.
+
+What a kernel keeps between calls, a table by size, a limit of the first call, a compiled function by dtype, gives
+later calls wrong results if its key lacks what they depend on. So a fork is made before inputs are derived and tried.
+It is asked for the results of some of them, and forks itself for each, so that none comes after another.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import io
+import itertools
+import os
+import select
+import signal
+import struct
+import time
+import warnings
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from customops.checks._outcome import NotExercised, require
+from customops.checks._runs import Results, attempt, compare, steady_results
+from customops.checks._trial import Case, Trial
+from customops.checks._variants import other_arguments, other_numbers, other_sizes
+
+_TIMEOUT = 5.0  #: seconds for a call; a lock that another thread held in the parent stays held in a fork
+_SECONDS = 1.0  #: of processor time for all calls of a sample
+_COMPILES = 0.2  #: seconds of processor time, after which a first call is taken to compile something
+#: How many inputs of a kind are called.
+_COUNTS = {
+    "sample": 1,
+    "number": 6,
+    "named": 6,
+    "choice": 4,
+    "dtype": 4,
+    "size": 4,
+    "optional": 3,
+    "value": 3,
+    "list": 2,
+}
+_LENGTH = struct.Struct("<q")
+
+
+def check(trial: Trial) -> None:
+    trial.require_data()
+    first = _before_others(trial) if trial.first is None else dict(trial.first)
+    require(first is not None, "there is no process in which the operator was not called before")
+    steady_results(trial.detached())
+    now = attempt(trial.detached())
+    if now is None or first is None:
+        raise NotExercised("the operator does not take these inputs")
+    compare(
+        trial,
+        now,
+        first,
+        "results depend on earlier calls",
+        "something is kept between calls, and its key lacks what the result depends on: a cache by shape, by id() or "
+        "data_ptr(), a value of the first call; add all that it is made of to the key, or compute it in each call",
+        how="other than in a process in which it is the first call: ",
+        ties=True,
+    )
+
+
+def _before_others(trial: Trial) -> Results | None:
+    """The results of a call that comes before others, which then are made; None if this process cannot be forked."""
+    if not can_fork():
+        return None
+    fork = Fork(trial.op)
+    try:
+        (case,) = fork.with_results([Case(trial)])
+    finally:
+        fork.close()
+    for other in itertools.chain(other_numbers(trial), other_arguments(trial, "quick"), other_sizes(trial)):
+        attempt(other.detached())
+    return None if case.trial.first is None else dict(case.trial.first)
+
+
+def can_fork() -> bool:
+    """Can this process be forked, with what it has in use?"""
+    return hasattr(os, "fork") and not torch.cuda.is_initialized()
+
+
+class Fork:
+    """A copy of this process as it is now, which calls an operator in copies of itself."""
+
+    def __init__(self, op: Any) -> None:
+        (ask_read, self._ask), (self._answer, answer_write) = os.pipe(), os.pipe()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of Python and of libraries, about threads
+            self._process = os.fork()
+        if self._process == 0:
+            try:
+                os.close(self._ask)
+                os.close(self._answer)
+                _serve(op, ask_read, answer_write)
+            finally:
+                os._exit(0)
+        os.close(ask_read)
+        os.close(answer_write)
+        self._left = _SECONDS
+
+    def with_results(self, cases: Sequence[Case]) -> list[Case]:
+        """The cases, with the results of first calls for some of them."""
+        counts = collections.Counter[str]()
+        found = []
+        for case in cases:
+            kind = "named" if case.is_named else case.kind
+            counts[kind] += 1
+            if counts[kind] <= _COUNTS.get(kind, 0) and self._left > 0:
+                results = self._results(case.trial)
+                case = replace(case, trial=replace(case.trial, first=results))
+            found.append(case)
+        return found
+
+    def _results(self, trial: Trial, stay: bool = False) -> Results | None:
+        """The results of a call; None if it failed. If it is to `stay`, later calls have it before them."""
+        try:
+            request = _saved((trial.args, trial.kwargs, stay))
+        except Exception:  # a generator, say
+            return None
+        answer = b""
+        with contextlib.suppress(BrokenPipeError):
+            _write(self._ask, request)
+            if select.select([self._answer], [], [], 2 * _TIMEOUT)[0]:
+                answer = _read(self._answer)
+        if not answer:  # it ended, or waits for something
+            self._left = 0.0
+            return None
+        results: Results | None
+        results, seconds = _loaded(answer)
+        self._left -= seconds
+        if seconds > _COMPILES and not stay and self._left > 0:  # once is enough
+            self._results(trial, stay=True)
+        return results
+
+    def close(self) -> None:
+        os.close(self._ask)
+        os.close(self._answer)
+        os.kill(self._process, signal.SIGKILL)
+        os.waitpid(self._process, 0)
+
+
+def _serve(op: Any, ask: int, answer: int) -> None:
+    """In the fork: answer until nobody asks."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    torch.set_num_threads(1)  # the threads of the parent are not there
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.dup2(nowhere, 2)
+    while request := _read(ask):
+        args, kwargs, stay = _loaded(request)
+        child = 0 if stay else os.fork()
+        if child == 0:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.setitimer(signal.ITIMER_REAL, _TIMEOUT)
+            start = time.process_time()
+            results = attempt(Trial(op, args, kwargs).detached())
+            _write(answer, _saved((results, time.process_time() - start)))
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            if stay:
+                continue
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        if status:
+            _write(answer, b"")
+
+
+def _saved(value: Any) -> bytes:
+    """As `torch.save` does it, which has all dtypes."""
+    file = io.BytesIO()
+    torch.save(value, file)
+    return file.getvalue()
+
+
+def _loaded(data: bytes) -> Any:
+    return torch.load(io.BytesIO(data), weights_only=False)
+
+
+def _write(pipe: int, data: bytes) -> None:
+    data = _LENGTH.pack(len(data)) + data
+    while data:
+        data = data[os.write(pipe, data) :]
+
+
+def _read(pipe: int) -> bytes:
+    """What was written at one time; empty at the end."""
+
+    def exactly(count: int) -> bytes:
+        parts = b""
+        while len(parts) < count and (part := os.read(pipe, count - len(parts))):
+            parts += part
+        return parts
+
+    length = exactly(_LENGTH.size)
+    return exactly(_LENGTH.unpack(length)[0]) if len(length) == _LENGTH.size else b""
