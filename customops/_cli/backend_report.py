@@ -4,23 +4,30 @@ from __future__ import annotations
 
 import argparse
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from customops._cli import check
-from customops._cli.check import FAULTY, FINE, NOTHING
-from customops._describe.render import table, width_of_screen
+from customops._cli.screen import FAULTY, FINE, NOTHING, refuse_unwritable, report_error, say, wrapped
+from customops._describe.render import in_words, shorter_place, width_of_screen
+from customops._describe.render import table as in_columns
 from customops.backend import coverage, fallbacks
+from customops.backend.coverage import Row, Table
 from customops.backend.errors import BackendError
+from customops.backend.fallbacks import Spent
+
+#: How many lines of the program are listed.
+SITES = 10
 
 
 def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "backend-report",
         help="list which ops a device runs itself, leaves to the CPU, or fails at",
-        description="Run MODULE, which registers a device (customops.backend), as a program, and list the ops it used. "
+        description="Run MODULE, which registers a device (customops.backend), as a program, and list the ops it used, "
+        "what they took and for which lines, and the kernels to write next. "
         "With --opinfo, import it instead and run torch's own op tests on the device, against the CPU.",
         epilog="Options of the program come last, after --: MODULE -- --epochs 3. "
         "Exit status: 0 if nothing failed, 1 if something did, 2 if there is no MODULE, or no device in it.",
@@ -35,6 +42,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--samples", type=int, metavar="N", help="with --opinfo: at most N inputs an op, 1 or more")
     parser.add_argument("--forward-only", action="store_true", help="with --opinfo: no gradients")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all of it to a file, too")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write a page with bars, too")
     parser.set_defaults(run=run)
 
 
@@ -46,8 +54,12 @@ def run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         parser.error(f"{options.arguments[0]}: with --opinfo no program is run that could have arguments")
     if options.samples is not None and options.samples < 1:
         parser.error(f"--samples {options.samples}: at least 1")
-    file = options.json.absolute() if options.json is not None else None  # the program may go elsewhere
-    check.refuse_unwritable("json", file, parser)
+    if options.opinfo and options.html is not None:
+        parser.error("--html shows what a program took: with --opinfo none is run")
+    # The program may go elsewhere.
+    file, page = (path.absolute() if path is not None else None for path in (options.json, options.html))
+    refuse_unwritable("json", file, parser)
+    refuse_unwritable("html", page, parser)
     dtypes = []
     for name in options.dtype or ["float32"]:
         if not isinstance(getattr(torch, name, None), torch.dtype):
@@ -58,17 +70,22 @@ def run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
             return _run_op_tests(options, dtypes, file)
         backend, record, error = coverage.run_script(options.module, options.arguments)
     except BackendError as refused:
-        check.report_error(refused)
+        report_error(refused)
         if refused.__cause__ is not None:
             traceback.print_exception(refused.__cause__)
         return NOTHING
     _say_ops(record)
     if error is not None:
         traceback.print_exception(error)
-        check.say(f"{options.module} ended with {type(error).__name__}; what it ran until then is above")
-    check.say(_summary(backend.name, record))
+        say(f"{options.module} ended with {type(error).__name__}; what it ran until then is above")
+    summary = [_summary(backend.name, record), *_advice(backend.name, record)]
+    for line in summary:
+        say(wrapped(line, width_of_screen()))
     if file is not None:
         file.write_text(coverage.as_json(record, []), encoding="utf-8")
+    if page is not None:
+        text = coverage.as_html(f"{options.module} on {backend.name}", summary, _tables(coverage.rows(record)))
+        page.write_text(text, encoding="utf-8")
     return FAULTY if error is not None or record.failed else FINE
 
 
@@ -79,14 +96,14 @@ def _run_op_tests(options: argparse.Namespace, dtypes: list[torch.dtype], file: 
         backend, dtypes, backward=not options.forward_only, patterns=options.op, samples=options.samples
     ):
         for line in coverage.scores_as_text([score]):
-            check.say(line)
+            say(line)
         scores.append(score)
         record.add(score.journal)
-    check.say()
+    say()
     if record.native or record.failed:  # all else is the CPU's
-        _say_ops(record)
+        _say_ops(record, with_times=False)
     failed = sum(len(score.failed) for score in scores)
-    check.say(f"{_summary(backend.name, record)}; {failed} of the op tests failed")
+    say(f"{_summary(backend.name, record)}; {failed} of the op tests failed")
     if file is not None:
         file.write_text(coverage.as_json(record, scores), encoding="utf-8")
     if not any(score.total for score in scores):
@@ -94,14 +111,59 @@ def _run_op_tests(options: argparse.Namespace, dtypes: list[torch.dtype], file: 
     return FAULTY if failed else FINE
 
 
-def _say_ops(record: fallbacks.Journal) -> None:
+def _say_ops(record: fallbacks.Journal, *, with_times: bool = True) -> None:
     found, width = coverage.rows(record), width_of_screen()
-    rows = [(row.op, str(row.native or "-"), str(row.fallback or "-"), row.status) for row in found]
-    check.say(table(rows, ("op", "native", "fallback", "state"), width, right=(1, 2)))
+    for table in _tables(found)[: 2 if with_times else 1]:
+        columns = slice(None if with_times else 4)  # torch's own tests of ops are no program whose time counts
+        head, cells = table.head[columns], [row[columns] for row in table.rows]
+        if cells:
+            say(in_columns(cells, head, width, right=range(2, len(head))))
+            say()
     for row in found:
         if row.error:
-            check.say(check.wrapped(f"{row.op}: {row.error}", width))
-    check.say()
+            say(wrapped(f"{row.op}: {row.error}", width))
+
+
+def _tables(found: list[Row]) -> list[Table]:
+    """What ran where, and the lines of the program that the CPU's kernels took longest for."""
+    ops = Table(
+        ("op", "state", "native", "fallback", "time", "bytes"),
+        [
+            (row.op, row.status, str(row.native.calls or "-"), str(row.fallback.calls or "-"), *_spent(row.both))
+            for row in found
+        ],
+        [(row.native.seconds, row.fallback.seconds) for row in found],
+    )
+    sites = [(place, row.op, spent) for row in found for place, spent in row.sites]
+    sites = sorted(sites, key=lambda site: -site[2].seconds)[:SITES]
+    return [
+        ops,
+        Table(
+            ("on the CPU for", "op", "calls", "time", "bytes"),
+            [(shorter_place(place), op, str(spent.calls), *_spent(spent)) for place, op, spent in sites],
+            [(0.0, spent.seconds) for _, _, spent in sites],
+        ),
+    ]
+
+
+def _spent(spent: Spent) -> tuple[str, str]:
+    units = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("B", 1.0))
+    size = next((f"{spent.nbytes / one:.3g} {unit}" for unit, one in units if spent.nbytes >= one), "-")
+    return in_words(spent.seconds) if spent.calls else "-", size
+
+
+def _advice(name: str, record: fallbacks.Journal) -> Iterator[str]:
+    found = coverage.advice(coverage.rows(record))
+    if not found.seconds:
+        return
+    times = f"{in_words(record.seconds)}, of which {in_words(found.seconds)} in ops"
+    yield f"The program took {times}, {found.now:.0%} of that in kernels of {name}."
+    if found.write:
+        kernels = "this kernel" if len(found.write) == 1 else f"these {len(found.write)} kernels"
+        yield (
+            f"Write {kernels}, and {found.then:.0%} of the time in ops stays on {name} (while an op takes what it "
+            f"takes on the CPU): {', '.join(found.write)}"
+        )
 
 
 def _summary(name: str, record: fallbacks.Journal) -> str:

@@ -12,9 +12,8 @@ from typing import Any
 import torch
 
 from customops import Library, _torch
-from customops._cli import check
-from customops._cli.check import FINE, NOTHING, TARGET_HELP, selected
-from customops._cli.targets import Op, ops_of, trace
+from customops._cli.screen import FINE, NOTHING, say, wrapped
+from customops._cli.targets import TARGET_HELP, Op, ops_of, selected, trace
 from customops._describe.render import in_words, outlined, seconds_per_call, table, width_of_screen
 from customops._dispatch.callbacks import filler
 from customops._schema.model import REQUIRED
@@ -69,7 +68,7 @@ def run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     costs = [cost for op in ops for cost in costs_of(op, options.samples, options.seconds)]
     measured = [cost for cost in costs if not cost.problem]
     if options.json:
-        check.say(json.dumps([asdict(cost) | {"dispatch": cost.dispatch} for cost in costs], indent=2))
+        say(json.dumps([asdict(cost) | {"dispatch": cost.dispatch} for cost in costs], indent=2))
         return FINE if measured else NOTHING
     rows, width = [], width_of_screen()
     for cost in measured:
@@ -77,10 +76,10 @@ def run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         rows.append((cost.op, *("-" if each is None else in_words(each) for each in times), cost.sample))
     if rows:
         head = ("op", "call", "kernel", "dispatch", "bare call", "with grad", "sample")
-        check.say(table(rows, head, width, right=(1, 2, 3, 4, 5)))
+        say(table(rows, head, width, right=(1, 2, 3, 4, 5)))
     for cost in costs:
         if cost.problem:
-            check.say(check.wrapped(f"{cost.op}: {cost.problem}", width))
+            say(wrapped(f"{cost.op}: {cost.problem}", width))
     return FINE if measured else NOTHING
 
 

@@ -4,35 +4,34 @@ from __future__ import annotations
 
 import argparse
 import concurrent.futures
-import fnmatch
 import json
 import multiprocessing
 import os
 import pickle
 import re
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TextIO
+from typing import Any, Literal
 
 import torch
 
 import customops
 from customops import checking
-from customops._cli.targets import Op, TargetError, error_text, ops_of
-from customops._describe.render import filled, plural, shorter_place, width_of_screen
+from customops._cli.screen import FAULTY, FINE, NOTHING, colored, refuse_unwritable, say, wrapped
+from customops._cli.targets import TARGET_HELP, Op, error_text, ops_of, selected
+from customops._describe.render import plural, shorter_place, width_of_screen
 from customops.checking import report
-from customops.checking._check import can_isolate
 from customops.checking.report import Failure, Report
 from customops.checks import CHECKS
 from customops.checks._trial import EFFORTS
+from customops.checks.first_calls import can_fork
 from customops.errors import did_you_mean
 
-#: The exit statuses of all commands: nothing is wrong, something is, the target is of no use.
-FINE, FAULTY, NOTHING, INCOMPLETE = 0, 1, 2, 3
+#: The exit status of --strict, if something was left out.
+INCOMPLETE = 3
 
 #: "passed", "failed", "not exercised" (no check had something to try), "no samples", or "broken": there is no report.
 Status = Literal["passed", "failed", "not exercised", "no samples", "broken"]
@@ -69,11 +68,11 @@ def check_one(op: Op, choice: dict[str, Any]) -> Checked:
     place, start = (op._qualname, op.__name__, shorter_place(op.source)), time.perf_counter()
     if op._samples is None:
         return Checked(*place)
-    isolate = can_isolate() if choice["isolate"] is None else choice["isolate"]
+    isolate = can_fork() if choice["isolate"] is None else choice["isolate"]
     torch.manual_seed(0)  # the same inputs in every run
     problem = "the samples function raised"
     try:
-        samples = list(op.samples())
+        samples = op.samples()
         if not samples:
             return Checked(*place)
         problem = "it could not be checked"
@@ -116,39 +115,6 @@ def _check_by_name(qualname: str, choice: dict[str, Any]) -> bytes:
 
 # Lines for terminals.
 
-_CODES = {"red": "1;31", "green": "32", "yellow": "33", "bold": "1"}
-
-
-def colored(text: str, color: str, stream: TextIO | None = None) -> str:
-    """The text in this colour, if the stream shows colours. ``NO_COLOR`` and ``FORCE_COLOR`` have a say."""
-    stream, environment = stream or sys.stdout, os.environ
-    is_capable = stream.isatty() and environment.get("TERM") != "dumb"
-    if environment.get("NO_COLOR") or not (environment.get("FORCE_COLOR") or is_capable):
-        return text
-    return f"\x1b[{_CODES[color]}m{text}\x1b[0m"
-
-
-def say(text: str = "", stream: TextIO | None = None) -> None:
-    """Print a text now. What the encoding of the stream does not have becomes a question mark."""
-    out: Any = stream or sys.stdout
-    encoding = getattr(out, "encoding", None) or "utf-8"
-    print(text.encode(encoding, "replace").decode(encoding), file=out, flush=True)
-
-
-def report_error(problem: object) -> None:
-    say(f"{colored('error:', 'red', sys.stderr)} {problem}", sys.stderr)
-
-
-def wrapped(text: str, width: int) -> str:
-    """A text in lines of `width`, but for long words and tracebacks. What is before a line or field is its margin."""
-    lines = text.splitlines()
-    for i, line in enumerate(lines):
-        if len(line) > width and not line.lstrip().startswith('File "'):  # editors find places by whole lines
-            blank, field = re.findall(r"^( *)(\w+: +)?", line)[0]
-            lines[i] = filled(line[len(blank) :], width, first=blank, rest=" " * len(blank + field))
-    return "\n".join(lines)
-
-
 _WORDS = {
     "passed": ("ok", "green"),
     "failed": ("FAILED", "red"),
@@ -164,8 +130,9 @@ def line_of(checked: Checked, width: int) -> str:
     found, detail = checked.report, ""
     if found is not None:
         faults = f"{plural(len(found.failures), 'fault')}, " if found.failures else ""
-        detail = f"{faults}{plural(found._inputs, 'input')}, {checked.seconds:.1f} s"
-        detail = detail if found.complete else f"{found._shortfall()}; {detail}"
+        refused = f" ({found._rejected} more refused)" if found._rejected > found._inputs else ""  # little was tried
+        detail = f"{faults}{plural(found._inputs, 'input')}{refused}, {checked.seconds:.1f} s"
+        detail = "; ".join(filter(None, (found._shortfall(), detail)))
     elif checked.status == "no samples":
         detail = f"attach some with @{checked.name}.register_samples"
     first = f"{word:<12}{checked.op}"
@@ -190,8 +157,9 @@ def say_details(results: Sequence[Checked], verbose: bool, width: int) -> None:
             say(f"{head}\n{wrapped(text, width)}\n")
         for name, found in checked.report.by_check().items() if checked.report is not None and verbose else ():
             if {result.status for result in found} == {"not exercised"}:
-                reason = f"{name}: {found[0].reason}"
-                reasons[reason] = reasons.get(reason, 0) + 1
+                for each in found if name == report.KERNELS else found[:1]:
+                    reason = f"{name}: {each.reason}"
+                    reasons[reason] = reasons.get(reason, 0) + 1
     for reason, count in reasons.items():
         say(wrapped(f"not exercised: {reason} ({plural(count, 'op')})", width))
 
@@ -236,8 +204,6 @@ def as_junit(results: Sequence[Checked]) -> str:
 
 
 # The options.
-
-TARGET_HELP = "a Python file, a folder, the name of a module or package, or ops: mylib::scale, 'mylib::*'"
 
 
 def add_parser(commands: Any) -> None:
@@ -312,18 +278,6 @@ def run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     return FINE if any(checked.status == "passed" for checked in found) else NOTHING
 
 
-def refuse_unwritable(option: str, path: Path | None, parser: argparse.ArgumentParser) -> None:
-    """End the program if the file that an option names could not be written."""
-    if path is None:
-        return
-    if path.is_dir():
-        parser.error(f"--{option} {path}: this is a directory")
-    if not path.parent.is_dir():
-        parser.error(f"--{option} {path}: there is no directory {path.parent}")
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
-        parser.error(f"--{option} {path}: it cannot be written")
-
-
 def _checks(option: str, given: Sequence[str] | None, parser: argparse.ArgumentParser) -> tuple[str, ...]:
     """Names of checks; ``test_`` may be left out, and several be joined with commas."""
     names = [name for name in ",".join(given or ()).split(",") if name]
@@ -332,14 +286,3 @@ def _checks(option: str, given: Sequence[str] | None, parser: argparse.ArgumentP
             near = did_you_mean(name, CHECKS)
             parser.error(f"--{option} {name}: no such check; {near or 'there are ' + ', '.join(CHECKS)}")
     return tuple(dict.fromkeys(name if name in CHECKS else f"test_{name}" for name in names))
-
-
-def selected(ops: list[Op], patterns: list[str] | None) -> list[Op]:
-    """The ops of these names."""
-    if patterns is None:
-        return ops
-    found = [op for op in ops if any(fnmatch.fnmatchcase(op._qualname, pattern) for pattern in patterns)]
-    if not found:
-        names = ", ".join(op._qualname for op in ops)
-        raise TargetError(f"no op matches --op {' '.join(patterns)}", got=names, fix='e.g. --op "*::name"')
-    return found

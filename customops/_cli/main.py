@@ -3,51 +3,83 @@
 from __future__ import annotations
 
 import argparse
+import gc
+import importlib
 import os
 import platform
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 import torch
 
 import customops
-from customops._cli import backend_report, bench, check, show, stubs
+from customops._cli.screen import FINE, NOTHING, report_error
 from customops._cli.targets import TargetError
+from customops.errors import did_you_mean
 
 #: The exit status of a program that was ended by a closed pipe.
 PIPE_CLOSED = 141
 
-#: In the order of the help.
-_COMMANDS = (
-    check.add_parser,
-    show.add_list_and_describe,
-    bench.add_parser,
-    stubs.add_parser,
-    show.add_doctor,
-    backend_report.add_parser,
-    show.add_completion,
-)
+#: Each command, in the order of the help, and the module beside this one that has it.
+COMMANDS = {
+    "check": "check",
+    "list": "show",
+    "describe": "show",
+    "bench": "bench",
+    "tune": "tune",
+    "new": "new",
+    "migrate": "migrate",
+    "stubs": "stubs",
+    "doctor": "show",
+    "backend-report": "backend_report",
+    "completion": "completion",
+}
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors say what may have been meant."""
+
+    def refuse(self, what: str, given: str, known: Sequence[str]) -> NoReturn:
+        there_are = f"there are {', '.join(known)}"
+        self.error(f"there is no {what} {given}; {did_you_mean(given, known) or there_are}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit status."""
-    parser = make_parser()
-    options = parser.parse_args(argv)
+    if argv is None:
+        gc.freeze()  # while more is loaded, the collector need not look at torch again and again
+    given = list(sys.argv[1:] if argv is None else argv)
+    command = given[0] if given else ""
+    parser, commands = make_parser(command)
+    if not command:
+        parser.print_help()
+        return FINE
+    if command not in COMMANDS and command[0] != "-":
+        parser.refuse("command", command, [*COMMANDS])
+    options, unknown = parser.parse_known_args(given)
+    own = commands.choices.get(command, parser)  # its usage is what helps
+    if unknown and unknown[0][0] != "-":
+        own.error(f"it takes no further argument: {' '.join(unknown)}")
+    if unknown:
+        own.refuse("option", unknown[0], [*own._option_string_actions])
     try:
-        return options.run(options, parser)  # type: ignore[no-any-return]
+        return options.run(options, own)  # type: ignore[no-any-return]
     except TargetError as error:
-        check.report_error(error)
-        return check.NOTHING
+        report_error(error)
+        return NOTHING
     except BrokenPipeError:  # as with ``| head``: nobody reads on
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is flushed at the end goes nowhere
         return PIPE_CLOSED
 
 
-def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="customops", description="Custom operators for PyTorch.")
+def make_parser(command: str = "") -> tuple[Parser, argparse._SubParsersAction[Parser]]:
+    """The parser, and that of the commands; of all, or of one, so that nothing else is loaded."""
+    parser = Parser(prog="customops", description="Custom operators for PyTorch.")
     versions = f"customops {customops.__version__}, torch {torch.__version__}, Python {platform.python_version()}"
     parser.add_argument("--version", action="version", version=versions)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for add_parser in _COMMANDS:
-        add_parser(commands)
-    return parser
+    alone = command in COMMANDS and command != "completion"
+    for module in dict.fromkeys([COMMANDS[command]] if alone else COMMANDS.values()):
+        importlib.import_module(f"customops._cli.{module}").add_parser(commands)
+    return parser, commands

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from customops._cli.check import FAULTY, FINE, NOTHING
+from customops._cli.screen import FAULTY, FINE, NOTHING
 from customops._cli.targets import Op, TargetError, defined, load
 from customops._describe.description import doc_of
 from customops._schema.model import Argument, Return

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import fnmatch
 import importlib
 import importlib.util
+import os
 import sys
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,12 +14,16 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from customops import CustomOpDef, CustomOpsError, default_registry
+from customops import CustomOpDef, CustomOpsError, _torch, default_registry
+from customops._cli.screen import say
+from customops.errors import did_you_mean
 
 Op = CustomOpDef[Any, Any]
 
-#: Files of a folder that define no ops.
-_NO_OPS = ("test_*.py", "*_test.py", "conftest.py", "setup.py")
+TARGET_HELP = "a Python file, a folder, the name of a module or package, or ops: mylib::scale, 'mylib::*'"
+
+#: Files and folders of a folder that define no ops.
+_NO_OPS = ("test_*.py", "*_test.py", "conftest.py", "setup.py", "tests")
 
 
 class TargetError(CustomOpsError):
@@ -32,6 +38,10 @@ class Target(NamedTuple):
     ops: list[Op]
     #: All ops that were not there before it was imported.
     imported: list[Op]
+    #: The modules of a package that were imported, since the package by itself defines no op.
+    walked: list[str]
+    #: Names of ops that are not those of customops, and were not there before it was imported.
+    others: list[str]
 
 
 def ops_of(targets: Sequence[str]) -> list[Op]:
@@ -55,16 +65,18 @@ def ops_of(targets: Sequence[str]) -> list[Op]:
         for namespace in dict.fromkeys(name.partition("::")[0] for name in names):
             if namespace.isidentifier() and importlib.util.find_spec(namespace) is not None:
                 load(namespace)
-        known = {op._qualname: op for op in default_registry}
+        known = {op._qualname: op for op in default_registry._to_check()}
     found: dict[str, Op] = {}
     for name in names:
         matching = [op for qualname, op in known.items() if fnmatch.fnmatchcase(qualname, name)]
         if not matching:
             try:
                 matching = [default_registry.adopt(name)]
-            except CustomOpsError as error:
-                got = ", ".join([*known][:5]) + (", ..." if len(known) > 5 else "") or "no ops"
-                fix = f"name the file or module that defines it as well: {name} ops.py" if only_names else error.fix
+            except CustomOpsError:
+                got = in_short([*known]) or (None if only_names else "no ops")
+                fix = did_you_mean(name, [*known, *_torch.library.names_in(name.partition("::")[0])])
+                if fix is None and only_names:
+                    fix = f"name the file or module that defines it as well: {name} ops.py"
                 raise TargetError(f"there is no op {name}", got=got, fix=fix) from None
         found |= {op._qualname: op for op in matching}
     return defined(found.values())
@@ -74,16 +86,26 @@ def _ops_in(target: str, may_have_none: bool) -> list[Op]:
     """The ops of one target. It may have none beside a name of ops, which finds what it defines by torch.library."""
     parts = expand(target)
     loaded = [load(part) for part in parts]
+    walked = [name for each in loaded for name in each.walked]
+    if walked:
+        say(f"{target} itself defines no op; imported {in_short(walked)}", sys.stderr)
     ops = [op for each in loaded for op in each.ops]
     if ops or may_have_none:
         return ops
-    if parts != [target]:
-        raise TargetError(f"no file in {target} defines an op", got=f"{len(parts)} files")
-    elsewhere = loaded[0].imported
-    if not elsewhere:
-        raise TargetError(f"{target} defines no op")
-    names = ", ".join(f"{op._qualname} ({op.source})" for op in elsewhere[:3]) + (", ..." if elsewhere[3:] else "")
+    elsewhere = [op for each in loaded for op in each.imported]
+    if others := [name for each in loaded for name in each.others] if not elsewhere else []:
+        fix = f'@customops.adopt("{others[0]}").register_samples gives it samples; customops migrate moves {target}'
+        raise TargetError(f"{target} defines ops by torch.library alone", got=in_short(others), fix=fix)
+    if not elsewhere or len(parts) > 1:
+        looked = [*parts, *walked]
+        raise TargetError(f"{target} defines no op", got=f"imported {in_short(looked)}" if looked != [target] else None)
+    names = in_short([f"{op._qualname} ({op.source})" for op in elsewhere], 3)
     raise TargetError(f"{target} defines no op itself; it imports some", got=names, fix="name the module they are in")
+
+
+def in_short(names: Sequence[str], most: int = 5) -> str:
+    """``a, b, c, ...``"""
+    return ", ".join(names[:most]) + (", ..." if len(names) > most else "")
 
 
 def defined(ops: Iterable[Op]) -> list[Op]:
@@ -98,30 +120,60 @@ def defined(ops: Iterable[Op]) -> list[Op]:
 
 
 def load(target: str) -> Target:
-    """Import a Python file, or a module or package by its name. Whatever prevents that is a TargetError."""
+    """Import a Python file, or a module or package by its name. Whatever prevents that is a TargetError.
+
+    If importing a package defines no op in it, its modules are imported, tests apart.
+    """
     path = Path(target)
     is_name = not path.is_file() and path.suffix != ".py" and _is_name(target)
-    if path.is_dir() and not (is_name and (path / "__init__.py").exists()):
+    if path.is_dir() and (path / "__init__.py").exists():
+        (target,), is_name = expand(target), True
+    elif path.is_dir() and not is_name:
         raise TargetError(f"{target} is a directory", fix=f"name its files ({path / '*.py'}), or the package")
     if not is_name and not path.is_file():
-        raise TargetError(f"no such file: {path}")
-    before = set(default_registry)
+        fix = f"ops are named {target.replace(':', '::')}" if ":" in target else None
+        raise TargetError(f"no such file: {path}", got=f"looked in {path.absolute().parent}", fix=fix)
+    before, known, walked = set(default_registry), {*_torch.library.names_in()}, list[str]()
+    module = _imported(target, is_name)
+    if not any(_is_inside(module, op) for op in default_registry._to_check()):
+        for name in _submodules(target, getattr(module, "__path__", ())):
+            _imported(name, is_name=True)
+            walked.append(name)
+    defined(op for op in default_registry if _is_inside(module, op))
+    # With the out variants that came just now.
+    ops = [op for op in default_registry._to_check() if _is_inside(module, op)]
+    imported = [op for op in default_registry if op not in before]
+    known |= {op._qualname.partition(".")[0] for op in imported}
+    return Target(module, ops, imported, walked, [n for n in _torch.library.names_in() if n not in known])
+
+
+def _imported(target: str, is_name: bool) -> ModuleType:
     try:
-        module = importlib.import_module(target) if is_name else _import_file(path.resolve())
+        return importlib.import_module(target) if is_name else _import_file(Path(target).resolve())
     except (Exception, SystemExit) as error:
         if isinstance(error, TargetError):
             raise
         missing = error.name if is_name and isinstance(error, ModuleNotFoundError) else None
         if missing is not None and f"{target}.".startswith(f"{missing}."):  # and not something that it imports
+            parent, _, _ = missing.rpartition(".")
+            folders = getattr(sys.modules.get(parent), "__path__", ()) if parent else sys.path
+            looked = ", ".join(filter(os.path.isdir, folders)) or f"nothing: {parent} is no package"
             fix = f"the file is {target}.py" if Path(f"{target}.py").exists() else None
-            raise TargetError(f"no module named {missing!r}", fix=fix) from None
+            if fix is None and not parent:
+                fix = f"name a file with its .py, and an op with its namespace, as in ns::{target}"
+            raise TargetError(f"no module named {missing!r}", got=f"looked in {looked}", fix=fix) from None
         is_relative = isinstance(error, ImportError) and "attempted relative import" in str(error)
         fix = "name the module instead of the file: package.module" if is_relative else None
-        shown = target if is_name else path.resolve()
-        raise TargetError(f"{shown} cannot be imported\n\n{trace(error)}", fix=fix) from error
-    defined(op for op in default_registry if _is_inside(module, op))
-    ops = [op for op in default_registry if _is_inside(module, op)]  # with the out variants that came just now
-    return Target(module, ops, [op for op in default_registry if op not in before])
+        why = f"{type(error).__name__}: {error}".partition("\n")[0]  # first, since summaries show one line
+        raise TargetError(f"{target} cannot be imported: {why}\n\n{trace(error)}", fix=fix) from error
+
+
+def _submodules(package: str, folders: Iterable[str]) -> Iterator[str]:
+    for folder in folders:
+        for file in _files(Path(folder)):
+            parts = file.relative_to(folder).with_suffix("").parts
+            if parts != ("__init__",):
+                yield ".".join([package, *parts]).removesuffix(".__init__")
 
 
 def _import_file(path: Path) -> ModuleType:
@@ -163,9 +215,7 @@ def expand(target: str) -> list[str]:
     part of `sys.path`. Of another folder it is the Python files and packages in it and below, tests apart.
     """
     path = Path(target)
-    if not path.is_dir() or (_is_name(target) and (path / "__init__.py").exists()):
-        return [target]
-    return list(_inside(path.resolve()))
+    return list(_inside(path.resolve())) if path.is_dir() else [target]
 
 
 def _inside(folder: Path) -> Iterator[str]:
@@ -174,13 +224,55 @@ def _inside(folder: Path) -> Iterator[str]:
         _import_from(top)
         yield ".".join(folder.relative_to(top).parts)
         return
-    for path in sorted(folder.iterdir()):
-        if path.name.startswith((".", "__")):
-            continue
+    for path in _entries(folder):
         if path.is_dir():
             yield from _inside(path)
-        elif path.suffix == ".py" and not any(path.match(pattern) for pattern in _NO_OPS):
+        elif path.name != "__init__.py":
             yield str(path)
+
+
+def _entries(folder: Path) -> Iterator[Path]:
+    """The Python files and the folders in a folder, tests apart."""
+    for path in sorted(folder.iterdir()):
+        if path.name.startswith((".", "__")) and path.name != "__init__.py":
+            continue
+        if path.is_dir() or path.suffix == ".py":
+            if not any(map(path.match, _NO_OPS)):
+                yield path
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    for path in _entries(folder):
+        yield from _files(path) if path.is_dir() else (path,)
+
+
+#: Calls at the top of a file that do something else than define.
+_DOES = ("backward", "exit", "input", "main", "print", "run", "step")
+
+
+def what_runs(target: str) -> Iterator[str]:
+    """Of the files that a target stands for, statements at their top that run something, as far as their text tells."""
+    name = target.replace(".", os.sep)
+    named = (Path(folder, f"{name}{ending}") for folder in sys.path for ending in (".py", f"{os.sep}__init__.py"))
+    path = next(filter(Path.exists, [Path(target), *named]), Path(target))
+    for file in _files(path) if path.is_dir() else filter(Path.is_file, [path]):
+        try:
+            tree = ast.parse(file.read_bytes())
+        except SyntaxError:  # which importing it will say
+            continue
+        for node in _at_top(tree.body):
+            call = node.value if isinstance(node, ast.Expr) else None
+            name = ast.unparse(call.func).rpartition(".")[2] if isinstance(call, ast.Call) else ""
+            if isinstance(node, (ast.For, ast.While)) or name in _DOES:
+                yield f"importing {file} runs line {node.lineno}: {ast.unparse(node).splitlines()[0]}"
+
+
+def _at_top(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
+    """The statements that importing a module runs, those in blocks too, but for what it does as a program."""
+    for node in body:
+        yield node
+        if isinstance(node, ast.With) or (isinstance(node, ast.If) and "__name__" not in ast.unparse(node.test)):
+            yield from _at_top(node.body)
 
 
 def _is_name(target: str) -> bool:
@@ -203,3 +295,16 @@ def trace(error: BaseException) -> str:
     ours = (str(Path(__file__).parents[1]), importlib.__file__, "<frozen importlib")
     trace.stack = traceback.StackSummary.from_list([f for f in trace.stack if not f.filename.startswith(ours)])
     return "".join(trace.format()).rstrip()
+
+
+def selected(ops: list[Op], patterns: list[str] | None) -> list[Op]:
+    """The ops of these names."""
+    if patterns is None:
+        return ops
+    found = [op for op in ops if any(fnmatch.fnmatchcase(op._qualname, pattern) for pattern in patterns)]
+    if not found:
+        names = ", ".join(op._qualname for op in ops)
+        given = patterns[0] if "::" in patterns[0] else f"*::{patterns[0]}"
+        near = did_you_mean(given, [*(op._qualname for op in ops), *(f"*::{op.__name__}" for op in ops)])
+        raise TargetError(f"no op matches --op {' '.join(patterns)}", got=names, fix=near or 'e.g. --op "*::name"')
+    return found

@@ -79,7 +79,7 @@ class Listed:
         return table([outline(op) for op in self], OUTLINE, width_of_screen())
 
     def _repr_html_(self) -> str:
-        from customops._describe import render
+        from customops._describe import notebook
         from customops._describe.description import OUTLINE, outline
 
-        return render.page(f"{len(list(self))} ops", render.html_table(OUTLINE, [outline(op) for op in self]))
+        return notebook.page(f"{len(list(self))} ops", notebook.table([outline(op) for op in self], OUTLINE))

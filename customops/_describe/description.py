@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from customops import _torch
-from customops._describe import render
+from customops._describe import notebook, render
 from customops._describe.render import entry, shorter_place
 from customops._describe.rules import Rule, Support, rules_of, supports_of
 from customops.errors import location_of
@@ -114,12 +114,18 @@ class Description(render.Shown):
             for r in self.rules
         ]
         supports = [(s.feature, s.state, s.why, s.fix) for s in self.supports]
-        head = "; ".join(f"{label}: {text}" for label, text in self._head().items())
-        return render.page(
+        missing = ", ".join(support.feature for support in self.missing)
+        return notebook.page(
             f"{self.op}{self.schema}",
-            render.paragraph(head),
-            render.html_table(("rule", "for", "name", "where", "origin", ""), rules),
-            render.html_table(("feature", "works", "why", "what adds it"), supports),
+            notebook.table(self._head().items()),
+            notebook.table(rules, ("rule", "for", "name", "where", "origin", "")) if rules else "",
+            notebook.folded(
+                f"what works with it{f'; not: {missing}' if missing else ''}",
+                notebook.table(supports, ("feature", "works", "why", "what adds it")),
+            )
+            if supports
+            else "",
+            status="raises" if self.removed else "handles",
         )
 
 
@@ -150,6 +156,7 @@ def _options(op: Any) -> tuple[str, ...]:
         "eager=True": current.eager,
         f'check="{current.check}"': current.check != "always",
         "direct_in_graphs=False": not current.direct_in_graphs,
+        "choose_when_traced=False": not current.choose_when_traced,
         "traceable=True": spec.traceable,
         "kernel_calls_torch=False": not spec.kernel_calls_torch,
         f"computed_args={tuple(each.name for each in spec.computed_args)}": spec.computed_args,
@@ -183,7 +190,7 @@ def _registered(rule: Rule) -> str:
 def outline(op: Any) -> tuple[str, ...]:
     """An op in a row of a table: name, schema, kernels, what it has of the rest, samples, place."""
     found = Description.of(op)
-    kernels = ", ".join(dict.fromkeys(r.target for r in found.rules if r.kind == "kernel")) or "none"
+    kernels = ", ".join(dict.fromkeys(r.target for r in found.rules if r.kind in ("kernel", "impl"))) or "none"
     kinds = ("fake", "backward", "jvp", "vmap", "autocast")
     has = [kind for kind in kinds if any(r.kind == kind and r.origin != "missing" for r in found.rules)]
     if (vmap := found.rule("vmap")) is not None and vmap.origin == "derived" and vmap.name.startswith("one call"):

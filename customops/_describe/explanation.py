@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from customops import _torch
 from customops._codegen import bypass
-from customops._describe import render
+from customops._describe import notebook, render
 from customops._describe.render import entry, filled, outlined, shorter_place
 from customops._describe.rules import Rule, Step, autograd_of_others, of_function, rules_of
+from customops._dispatch.callbacks import completer
+from customops._dispatch.current_kernel import CurrentKernel
+from customops._dispatch.preference import here, names_for
+from customops._rules.choice import chooser_of
 from customops._torch.dispatcher import Entry
 from customops._torch.tensors import tensors_in
 from customops.errors import ArgumentError, location_of, where
@@ -34,7 +38,7 @@ class Route:
     """The way of one call of an op, a `CustomOpDef`, with lowered arguments."""
 
     def __init__(self, op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        self.op, self.operator = op, op._definition
+        self.op, self.operator, self.call = op, op._definition, (args, dict(kwargs))
         self.arguments = named(op, args, kwargs)
         types = {argument.name: argument.type for argument in self.operator.schema.arguments}
         #: Those that the dispatcher looks at: not those of optional lists.
@@ -53,8 +57,10 @@ class Route:
             option = "eager=True" if options.eager else "bypass=True"
             current = self.operator.find_past_dispatcher(self.tensors)
             if current is not None:
-                self.kernel = of_function("kernel", current.registered, "", target=current.device_type or "")
-                yield Step("call", "handles", f"{option}: runs the kernel without the dispatcher", self.kernel.where)
+                why = self._run(current, current.device_type or "")
+                action: Literal["handles", "raises"] = "handles" if self.kernel is not None else "raises"
+                place = self.kernel.where if self.kernel is not None else ""
+                yield Step("call", action, f"{option}: runs the kernel without the dispatcher{why}", place)
                 return
             yield Step("call", "redispatches", f"{option}, but this call is not plain: the dispatcher is asked")
         keys = list(_torch.dispatcher.in_order(_torch.dispatcher.keys_of_call(self.tensors)))
@@ -191,10 +197,39 @@ class Route:
         if kernel is None or (kernel.current_kernel is None and not kernel.raw):
             self.kernel = Rule("kernel", device, where=entry.place, origin="others")
             return Step(key, "handles", "a kernel registered outside customops", entry.place)
-        fn = kernel.fn if kernel.raw else kernel.current_kernel.registered
-        self.kernel = of_function("kernel", fn, "", target=device)
         why = f"the kernel for {device}" if at == key else f"no kernel for {device} alone: that for other devices"
-        return Step(key, "handles", f"{why}, {self.kernel.name}", self.kernel.where)
+        if kernel.raw:
+            self.kernel, chosen = of_function("kernel", kernel.fn, "", target=device), ""
+        else:
+            chosen = self._run(kernel.current_kernel, device)
+        if self.kernel is None:
+            return Step(key, "raises", f"no kernel takes these arguments{chosen}")
+        return Step(key, "handles", f"{why}, {self.kernel.name}{chosen}", self.kernel.where)
+
+    def _run(self, current: CurrentKernel, device: str) -> str:
+        """Set the kernel that runs; of several the one that is chosen, and return why it is that one."""
+        chooser, fn = chooser_of(current), current.registered
+        if chooser is None:
+            self.kernel = of_function("kernel", fn, "", target=device)
+            return ""
+        call = completer(self.operator.schema)(*self.call)
+        chosen, refused = chooser.asked(here(), *call)
+        reasons = "".join(f"; not {name}: {reason}" for name, reason in refused.items())
+        if (kept := chooser.kept(*call)) not in (None, chosen):
+            chosen, reasons = kept, "; chosen by an earlier call with the same key, and kept"
+        if chosen is None:
+            return reasons
+        self.kernel = replace(of_function("kernel", chosen.fn, "", target=device), note=f"named {chosen.name}")
+        stored, why = None if chooser.stored is None else chooser.stored(chooser.buckets, *call), ""
+        if chosen.name in names_for(self.operator.qualname, here()):
+            why = ", preferred"
+        elif stored is not None and stored[0] == chosen.name:
+            why = f", tuned ({stored[1]})"
+        elif stored is None and chooser.stored is not None:
+            hardware, bucket = chooser.stored.at(chooser.buckets, *call)
+            others = sorted({each for each, _ in chooser.stored.choices})
+            why = f", not tuned for {bucket if hardware in others else f'{hardware}, but for ' + ', '.join(others)}"
+        return f", named {chosen.name}, one of {len(chooser.kernels)}{why}{reasons}"
 
     def _no_kernel(self, key: str) -> Step:
         return Step(key, "raises", f"no kernel here; fix: {self.operator.no_kernel(key).fix}")
@@ -237,7 +272,7 @@ class Explanation(render.Shown):
 
     @classmethod
     def of(cls, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Explanation:
-        """Explain a call of a `CustomOpDef`. No code of the op runs."""
+        """Explain a call of a `CustomOpDef`. No code of the op runs, but the predicates of several kernels."""
         if op._definition.removed is not None:
             raise op._definition.removed
         route = Route(op, *op.lower(*args, **kwargs))
@@ -271,5 +306,9 @@ class Explanation(render.Shown):
 
     def _repr_html_(self) -> str:
         rows = [(step.key, step.action, step.what, shorter_place(step.where)) for step in self.steps]
-        table = render.html_table(("dispatch key", "does", "what", "where"), rows)
-        return render.page(self._call, table, render.paragraph(f"=> {self._result()}"))
+        return notebook.page(
+            self._call,
+            notebook.path(((step.key, step.action) for step in self.steps), self._result()),
+            notebook.folded("each step", notebook.table(rows, ("dispatch key", "does", "what", "where"))),
+            status="raises" if self.raises else "handles",
+        )

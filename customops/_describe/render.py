@@ -7,9 +7,8 @@ import shutil
 import statistics
 import textwrap
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
-from html import escape
 from typing import Any
 
 import torch
@@ -104,48 +103,6 @@ def table(rows: Sequence[Sequence[str]], head: Sequence[str], width: int, *, rig
         for i, size in enumerate(widths):
             line[i] = line[i].rjust(size) if i in right and line[i].strip("-") else line[i].ljust(size)
     return "\n".join("  ".join(line).rstrip() for line in lines)
-
-
-# Tables for notebooks: plain HTML without scripts or style sheets.
-
-_COLORS = {
-    "passed": "#2e7d32",
-    "failed": "#c62828",
-    "not exercised": "#9e7700",
-    "rejected": "#757575",
-    "yes": "#2e7d32",
-    "handles": "#2e7d32",
-    "slow": "#9e7700",
-    "derived": "#9e7700",
-    "no": "#c62828",
-    "missing": "#c62828",
-    "raises": "#c62828",
-}
-
-
-def page(title: str, *parts: str, status: str = "") -> str:
-    return f"<div><b{_style(status)}><code>{escape(title)}</code></b>{''.join(parts)}</div>"
-
-
-def paragraph(text: str) -> str:
-    return f"<p>{escape(text)}</p>" if text else ""
-
-
-def html_table(head: Sequence[str], rows: Iterable[Sequence[str | tuple[str, str]]]) -> str:
-    """A cell has the colour of its text, or of the second text of a pair, if there is one for it."""
-
-    def cell(content: str | tuple[str, str]) -> str:
-        text, status = (content, content) if isinstance(content, str) else content
-        return f"<td{_style(status, 'text-align:left')}>{escape(text)}</td>"
-
-    body = "".join(f"<tr>{''.join(map(cell, row))}</tr>" for row in rows)
-    titles = "".join(f'<th style="text-align:left">{escape(title)}</th>' for title in head)
-    return f"<table><tr>{titles}</tr>{body}</table>"
-
-
-def _style(status: str, *others: str) -> str:
-    styles = [*others, *([f"color:{_COLORS[status]}"] if status in _COLORS else [])]
-    return f' style="{";".join(styles)}"' if styles else ""
 
 
 def described(value: Any, *, with_values: bool = True) -> str:

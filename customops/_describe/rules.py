@@ -10,17 +10,19 @@ from customops import _torch
 from customops._autograd.recompute import derived_from
 from customops._dispatch.callbacks import Fn
 from customops._dispatch.names import _ANY_DEVICE
+from customops._dispatch.preference import here, names_for
 from customops._rules.autocast import AutocastRule
+from customops._rules.choice import DEFAULT, REFERENCE, in_order
 from customops._rules.compilers import DecompositionRule, InductorLoweringRule, ReplacementRule
 from customops._rules.cost import FlopsRule
 from customops._rules.functionalization import EffectRule, TorchDispatchRule
 from customops._rules.kernel import RawRule
 from customops._rules.out import Allocates, Copies, is_stub
 from customops._rules.shapes import Shapes
-from customops._rules.sharding import LineRule, ShardingRule, StatedRule
+from customops._rules.sharding import LineRule, ShardingRule
 from customops._rules.vmap import _Strategy
 from customops._torch.schema import Tag
-from customops.errors import location_of, name_of
+from customops.errors import location_of, name_of, where
 
 #: How something came to be there: registered by the user, defined with the op, derived by customops from what else is
 #: there, or put into the dispatcher by others.
@@ -131,9 +133,22 @@ def _reference(op: Any) -> Iterator[Rule]:
 
 def _own_kernels(op: Any) -> Iterator[Rule]:
     rule = op._rules.kernel
-    for device, fn in rule.kernels.items():
-        target = device or ("other devices" if len(rule.kernels) > 1 else "any device")
-        if rule.is_derived(device):
+    preferred = names_for(op._qualname, here())
+    tuned: dict[tuple[str | None, str], set[str]] = {}
+    for device in rule.kernels:
+        stored = rule.stored(device)
+        for name, file in stored.choices.values() if stored is not None else ():
+            tuned.setdefault((device, name), set()).add(file)
+    ordered = [(device, each) for device in rule.kernels for each in in_order(rule._own(device), ())]
+    takes_all: dict[str | None, str] = {}  # the first kernel of a device that does
+    for device, each in ordered:
+        first = takes_all.get(device)
+        if each.when is None:
+            takes_all.setdefault(device, each.name)
+        fn, target = each.fn, device or ("other devices" if len(rule.kernels) > 1 else "any device")
+        if each.name == REFERENCE:
+            continue
+        if rule.is_derived((device, each.name)):
             yield _derived("kernel", target)
             continue
         if isinstance(fn, Allocates):
@@ -141,9 +156,18 @@ def _own_kernels(op: Any) -> Iterator[Rule]:
         elif isinstance(fn, Copies):
             yield Rule("kernel", target, "copies what the functional op returns", origin="derived")
         else:
-            found = of_function("kernel", fn, rule.source(device), target=target)
-            note = "switched off" if rule._disabled(device) else "has no body" if is_stub(fn) else ""
-            yield replace(found, note=note)
+            found = of_function("kernel", fn, rule.source((device, each.name)), target=target)
+            notes = {
+                f"named {each.name}": each.name != DEFAULT,
+                f"priority {each.priority}": each.priority,
+                f"when {where(each.when)}" if each.when is not None else "": each.when is not None,
+                "preferred": each.name in preferred,
+                f"runs only if preferred or tuned, since {first} is asked first": first is not None,
+                f"tuned ({', '.join(sorted(tuned.get((device, each.name), ())))})": (device, each.name) in tuned,
+                "switched off": rule._disabled(device),
+                "has no body": is_stub(fn) and not rule._disabled(device),
+            }
+            yield replace(found, note=", ".join(note for note, holds in notes.items() if holds))
 
 
 def _kernels(op: Any) -> Iterator[Rule]:
@@ -248,42 +272,32 @@ def _vmap(op: Any) -> Iterator[Rule]:
         yield Rule("vmap", origin="missing")
 
 
+#: Class of a rule -> its kind; what it applies to, None for its key; and of its values the function, if they have one.
+_SPECIAL: dict[type, tuple[str, str | None, Callable[[Any], Fn] | None]] = {
+    AutocastRule: ("autocast", None, None),
+    TorchDispatchRule: ("torch_dispatch", None, lambda fn: fn),
+    DecompositionRule: ("decomposition", None, lambda pair: pair[0].fn),
+    InductorLoweringRule: ("lowering", "inductor", lambda code: code.fn),
+    ReplacementRule: ("replacement", "inductor", lambda pattern: pattern.fn.fn),
+    EffectRule: ("effect", "", None),
+    ShardingRule: ("sharding", "DTensor", lambda rule: rule.fn),
+}
+
+
 def _special(op: Any) -> Iterator[Rule]:
     """The rules that most ops do not have, and the samples."""
-    rules = op._rules._others
-    if (autocast := rules.get(AutocastRule)) is not None:
-        for device, dtype in autocast.values.items():
-            if autocast.is_derived(device):
-                yield _derived("autocast", device)
-                continue
-            name = str(dtype).removeprefix("torch.")
-            yield Rule("autocast", device, name, registered=autocast.source(device))
-    if (dispatch := rules.get(TorchDispatchRule)) is not None:
-        for cls, fn in dispatch.values.items():
-            yield of_function("torch_dispatch", fn, dispatch.source(cls), target=cls.__name__)
-    if (decompositions := rules.get(DecompositionRule)) is not None:
-        for compiler, (decomposition, applies) in decompositions.values.items():
-            source = decompositions.source(compiler)
-            if decompositions.is_derived(compiler):
-                yield _derived("decomposition", compiler)
-                continue
-            found = of_function("decomposition", decomposition.fn, source, target=compiler)
-            yield replace(found, note=f"where {name_of(applies.fn)} is true" if applies else "")
-    if (lowerings := rules.get(InductorLoweringRule)) is not None:
-        for lowering in lowerings.values.values():
-            yield of_function("lowering", lowering.fn, lowerings.source(None), target="inductor")
-    if (replacements := rules.get(ReplacementRule)) is not None:
-        for key, pattern in replacements.values.items():
-            yield of_function("replacement", pattern.fn.fn, replacements.source(key), target="inductor")
-    if (effects := rules.get(EffectRule)) is not None:
-        for effect in effects.values.values():
-            yield Rule("effect", name=str(effect).rpartition(".")[2], registered=effects.source(None))
-    if (shardings := rules.get(ShardingRule)) is not None:
-        for rule in shardings.values.values():
-            if isinstance(rule, StatedRule):
-                yield of_function("sharding", rule.fn, shardings.source(None), target="DTensor")
+    for cls, (kind, target, fn_of) in _SPECIAL.items():
+        rule = op._rules._others.get(cls)
+        for key, value in rule.values.items() if rule is not None else ():
+            of, source = getattr(key, "__name__", key) if target is None else target, rule.source(key)
+            if rule.is_derived(key):
+                yield _derived(kind, of, fn=value)
+            elif fn_of is None:
+                yield Rule(kind, of, str(value).rpartition(".")[2], registered=source)
             else:
-                yield _derived("sharding", "DTensor", fn=rule)
+                applies = value[1] if cls is DecompositionRule else None
+                note = f"where {name_of(applies.fn)} is true" if applies else ""
+                yield replace(of_function(kind, fn_of(value), source, target=of), note=note)
     sharding = _torch.distributed.sharding_of(op._opoverload)
     if sharding is not None:  # that of DTensor, which most programs do not use
         yield of_function("sharding", sharding, "", target="DTensor", origin="others")

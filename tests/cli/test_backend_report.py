@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from helpers.isolated import isolated
 
 import customops.__main__
 from customops.backend import coverage, fallbacks, get_backend, register_backend
+from customops.backend.fallbacks import Spent
 from customops.testing.isolation import in_fork
 
 pytestmark = pytest.mark.process
@@ -90,15 +92,37 @@ def lines(text: str) -> list[list[str]]:
 
 
 def test_a_script(program: Path) -> None:
-    done = run("program.py", "one", "two", "--json", "out.json", cwd=program)
+    done = run("program.py", "one", "two", "--json", "out.json", "--html", "out.html", cwd=program)
     assert done.returncode == 0, done.stderr
     assert "arguments: ['one', 'two']" in done.stdout
-    assert ["aten::mul.out", "1", "-", "native"] in lines(done.stdout)
-    assert ["aten::cos", "-", "1", "fallback"] in lines(done.stdout)
-    assert ["aten::sin", "1", "1", "both"] in lines(done.stdout)
+    rows = {line[0]: line[1:4] for line in lines(done.stdout) if line[:1] and line[0].startswith("aten::")}
+    assert rows["aten::mul.out"] == ["native", "1", "-"]
+    assert rows["aten::cos"] == ["fallback", "-", "1"]
+    assert rows["aten::sin"] == ["both", "1", "1"]
     assert "ops on npy: 1 native, 1 both native and on the CPU" in done.stdout
-    ops = json.loads((program / "out.json").read_text(encoding="utf-8"))["ops"]
-    assert ops["aten::mul.out"] == {"native": 1, "fallback": 0, "error": None}
+    found = json.loads((program / "out.json").read_text(encoding="utf-8"))
+    ops, advice = found["ops"], found["program"]["advice"]
+    mul = ops["aten::mul.out"]
+    assert (mul["native"]["calls"], mul["fallback"]["calls"], mul["error"]) == (1, 0, None)
+    assert mul["native"]["nbytes"] == 2 * 3 * 4  # the argument that is given twice, and the result
+    (site,) = ops["aten::cos"]["sites"]
+    line = 1 + (program / "program.py").read_text(encoding="utf-8").splitlines().index("    (d * d).cos()")
+    assert site["where"] == f"program.py:{line}"
+    assert f"program.py:{line}" in done.stdout
+
+    seconds = {(of, op): row[of]["seconds"] for op, row in ops.items() for of in ("native", "fallback")}
+    assert sum(seconds.values()) == pytest.approx(advice["seconds"])
+    assert advice["seconds"] < found["program"]["seconds"]
+    native = sum(taken for (of, _), taken in seconds.items() if of == "native")
+    then = native + sum(seconds["fallback", op] for op in advice["write"])
+    assert (advice["now"], advice["then"]) == pytest.approx((native / advice["seconds"], then / advice["seconds"]))
+    assert "of that in kernels of npy" in done.stdout
+
+    page = (program / "out.html").read_text(encoding="utf-8")
+    assert page.startswith("<!DOCTYPE html>")
+    assert "color-scheme: light dark" in page
+    assert page.count('<div class=native style="width:') == len(ops) + sum(len(row["sites"]) for row in ops.values())
+    assert not [word for word in ("http", "<script", "<link", "src=") if word in page]
 
 
 def test_a_module_that_fails(program: Path) -> None:
@@ -124,6 +148,7 @@ def test_what_is_no_device(program: Path) -> None:
     done = run_in_fork("program.py", "--dtype", "float32", cwd=program)
     assert done.returncode == 2
     assert "go with --opinfo" in done.stderr
+    assert "with --opinfo none is run" in run_in_fork("device.py", "--opinfo", "--html", "x.html", cwd=program).stderr
     done = run_in_fork("device.py", "3", "--opinfo", cwd=program)
     assert done.returncode == 2
     assert "3: with --opinfo no program is run" in done.stderr
@@ -179,9 +204,22 @@ def test_ops_that_failed_are_in_the_table(program: Path) -> None:
     (program / "failing.py").write_text(DEVICE + failing, encoding="utf-8")
     done = run("failing.py", "--opinfo", "--op", "cos", "--samples", 1, "--forward-only", cwd=program)
     assert done.returncode == 1
-    assert ["aten::cos", "-", "-", "FAILED"] in lines(done.stdout)
+    assert ["aten::cos", "FAILED", "-", "-"] in lines(done.stdout)
     assert "aten::cos: ValueError: no cos" in done.stdout
     assert "1 failed; 1 of the op tests failed" in done.stdout
+
+
+def test_a_module_that_is_there_already_is_not_run_again(program: Path) -> None:
+    """`import torch` loads the devices of installed packages, and a package loads its device."""
+    package = program / "of_package"
+    package.mkdir()
+    (package / "__init__.py").write_text("import of_package.device\n", encoding="utf-8")
+    (package / "device.py").write_text(DEVICE, encoding="utf-8")
+    for module in ("of_package.device", "of_package"):
+        done = run(module, "--opinfo", "--op", "mul", "--samples", 1, "--forward-only", cwd=program)
+        assert done.returncode == 0, done.stderr
+        assert "1 of 1 ops pass" in done.stdout
+        assert "RuntimeWarning" not in done.stderr
 
 
 def test_op_tests(program: Path) -> None:
@@ -222,7 +260,7 @@ def test_a_wrong_kernel_fails() -> None:
     assert list(score.failed) == ["cos"]
     assert "Tensor-likes are not close" in score.failed["cos"]
     assert (score.total, score.passed, score.backward) == (1, [], False)
-    assert score.journal.native["aten::cos"] == 1  # it ran; its values are wrong
+    assert sum(spent.calls for (op, _), spent in score.journal.native.items() if op == "aten::cos") == 1  # but wrong
 
 
 @on_device
@@ -296,9 +334,10 @@ def test_what_the_cpu_cannot_do_is_skipped() -> None:
 @on_device
 def test_rows() -> None:
     record = fallbacks.Journal()
-    record.native.update({"aten::a": 3, "aten::b": 1})
-    record.fallback.update({"aten::b": 1, "aten::c": 5})
-    record.fail("aten::d", ValueError("wrong\nmore"))
+    record.native.update({("aten::a", "x.py:1"): Spent(3, 1.0), ("aten::b", "x.py:2"): Spent(1, 1.0)})
+    record.fallback.update({("aten::b", "x.py:2"): Spent(90, 1.0), ("aten::c", "x.py:3"): Spent(1, 5.0)})
+    record.fallback["aten::c", "x.py:4"] = Spent(2, 12.0)
+    record.failed["aten::d"] = "ValueError: wrong"
     found = coverage.rows(record)
     assert [(row.op, row.status) for row in found] == [
         ("aten::d", "FAILED"),
@@ -307,3 +346,49 @@ def test_rows() -> None:
         ("aten::a", "native"),
     ]
     assert found[0].error == "ValueError: wrong"
+    assert found[1].fallback == Spent(3, 17.0)
+    assert [place for place, _ in found[1].sites] == ["x.py:4", "x.py:3"]
+    assert coverage.advice(found) == coverage.Advice(20.0, 0.1, ["aten::c"], 0.95)
+
+
+@on_device
+def test_advice_where_nothing_ran_on_the_cpu_or_much_did() -> None:
+    assert coverage.advice([]) == coverage.Advice(0.0, 1.0, [], 1.0)
+    record = fallbacks.Journal()
+    record.fallback.update({(f"aten::op{i}", "x.py:1"): Spent(1, 1.0) for i in range(20)})
+    found = coverage.advice(coverage.rows(record))
+    assert (found.now, len(found.write)) == (0.0, 10)
+    assert found.then == pytest.approx(0.5)
+
+
+@on_device
+def test_the_time_of_a_kernel_is_its_own() -> None:
+    """What a kernel calls on the device counts for the op that it calls, and a failure does not count."""
+    backend = get_backend()
+
+    @backend.kernel("aten::sin")
+    def slow(x):
+        time.sleep(0.2)
+        return backend.wrap(backend.host(x).sin())
+
+    backend.kernel("aten::cos")(lambda x: x.sin())
+    backend.kernel("aten::tan")(refuse)
+    backend.kernel("aten::exp")(lambda x: NotImplemented)
+    x = torch.ones(4, device="npy")
+    record = fallbacks.start()
+    x.cos()
+    x.exp()
+    with pytest.raises(ValueError, match="no cosines"):
+        x.tan()
+    fallbacks.open_journals.clear()
+    found = {row.op: row for row in coverage.rows(record)}
+    assert {op: row.status for op, row in found.items()} == {
+        "aten::sin": "native",
+        "aten::cos": "native",
+        "aten::exp": "fallback",
+        "aten::tan": "FAILED",
+    }
+    assert found["aten::cos"].native.seconds < 0.1 < 0.2 <= found["aten::sin"].native.seconds
+    assert [row.both.nbytes for row in found.values()] == [0, 32, 32, 32]  # of tan, then by time
+    x.cos()
+    assert found["aten::cos"].native.calls == 1  # nobody measures

@@ -9,6 +9,7 @@ import pickle
 import re
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
@@ -159,6 +160,36 @@ def test_a_crash_is_told_once_with_its_line(check: Command) -> None:
 # -- options -----------------------------------------------------------------------------------
 
 
+DEFINED = """
+import torch
+import customops
+
+customops.define("cli_defined::f", "(Tensor x) -> Tensor")
+
+
+@customops.impl("cli_defined::f", "cpu")
+def kernel(x):
+    return x.double()
+
+
+customops.register_fake("cli_defined::f", lambda x: torch.empty_like(x))
+
+
+@customops.adopt("cli_defined::f").register_samples
+def _():
+    yield (torch.randn(3),)
+"""
+
+
+def test_ops_that_are_defined_by_a_schema_are_checked(run: Command) -> None:
+    Path("by_schema.py").write_text(DEFINED)
+    for arguments in (["by_schema.py"], ["by_schema.py", "cli_defined::*"]):
+        code, out, _ = run("check", *arguments, *faketensor)
+        assert code == 1
+        assert "FAILED      cli_defined::f  1 fault" in out
+    assert "cli_defined::f" in run("list", "by_schema.py").out
+
+
 def test_op_pattern(check: Command) -> None:
     file = write("ops.py", GOOD, BARE, BROKEN)
     code, out, _ = check(file, "--op", "*::g*", "--op", "cli::bare")
@@ -174,7 +205,7 @@ def test_op_pattern_without_match(check: Command) -> None:
         """\
 error: no op matches --op good
   got:      cli::good, cli::bare
-  fix:      e.g. --op "*::name"
+  fix:      did you mean *::good?
 """,
     )
 
@@ -224,8 +255,10 @@ def test_files_for_other_programs(check: Command, here: Path) -> None:
     assert suites[2].find("testcase/skipped") is not None
     (program,) = Path("programs").iterdir()
     assert f"wrote {program}" in out
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(here), *sys.path])}
-    done = subprocess.run([PYTHON, program], capture_output=True, text=True, env=environment, check=False)
+    folders = [folder for folder in sys.path if folder and Path(folder).resolve() != here]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(folders)}  # it finds the op's module by itself
+    command = [PYTHON, str(program.resolve())]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd="/", check=False)
     assert "CheckError" in done.stderr
 
 
@@ -283,6 +316,21 @@ def test_module_and_package(check: Command) -> None:
     assert "2 ops: " in check("cli_package", "cli_package.other").out
 
 
+@pytest.mark.parametrize("target", ["cli_package", "cli_package/", "./cli_package", "src"])
+def test_a_package_that_imports_nothing_is_walked(check: Command, monkeypatch: pytest.MonkeyPatch, target: str) -> None:
+    """Also where the working directory is not in `sys.path`, as for the script ``customops``."""
+    top = "src/cli_package" if target == "src" else "cli_package"
+    for name in ("inner.py", "deep/ops.py", "deeper/__init__.py", "tests/helper.py", "test_all.py", "__main__.py"):
+        op = GOOD.replace("cli::good", f"cli::in_{name[:-3]}".replace("/", "_")) if name[0] != "d" else ""
+        write(f"{top}/{name}", op)
+    Path(top, "__init__.py").write_text("")
+    monkeypatch.setattr(sys, "path", [p for p in sys.path if p != os.getcwd()])
+    code, out, err = check(target)
+    assert (code, re.findall(r"cli::\w+", out)) == (0, ["cli::in_inner"])
+    walked = "cli_package.deep.ops, cli_package.deeper, cli_package.inner"
+    assert err == f"{target} itself defines no op; imported {walked}\n"
+
+
 def test_nothing_to_check(check: Command) -> None:
     assert check(write("cli_empty.py")) == (2, "", "error: cli_empty.py defines no op\n")
     write("cli_ops.py", GOOD)
@@ -298,25 +346,72 @@ error: cli_users.py defines no op itself; it imports some
     )
 
 
+def test_a_file_of_ops_of_torch_library(check: Command) -> None:
+    """It can be checked: adopted, with samples; or moved."""
+    source = """
+        lib = torch.library.Library("cli_native", "FRAGMENT")
+        lib.define("f(Tensor x) -> Tensor")
+        lib.impl("f", torch.clone, "CompositeExplicitAutograd")
+        torch.library.register_fake("cli_native::f", torch.empty_like, lib=lib)
+    """
+    code, _, err = check(write("native.py", textwrap.dedent(source)))
+    assert code == 2
+    assert_expected_inline(
+        err,
+        """\
+error: native.py defines ops by torch.library alone
+  got:      cli_native::f
+  fix:      @customops.adopt("cli_native::f").register_samples gives it samples; customops migrate moves native.py
+""",
+    )
+    samples = 'customops.adopt("cli_native::f").register_samples(lambda: [(torch.ones(3),)])\n'
+    code, out, err = check(write("native_samples.py", "import customops, native\n", samples))
+    assert (code, out.partition("  ")[0]) == (0, "ok"), err
+
+
+def test_little_was_tried(check: Command) -> None:
+    check_first = "    torch._check(x.shape == (3,) and x.dtype is torch.float32)\n    return x * 2"
+    picky = GOOD.replace("    return x * 2", check_first)
+    _, out, _ = check(write("picky.py", picky))
+    assert re.match(r"ok          cli::good  \d+ inputs \(\d+ more refused\), 0.0 s\n", out)
+
+
 @pytest.mark.parametrize(
     ("target", "message"),
     [
-        ("nothing.py", "error: no such file: nothing.py"),
-        ("no/thing", "error: no such file: no/thing"),
-        ("cli_nothing", "error: no module named 'cli_nothing'"),
-        ("customops.nothing", "error: no module named 'customops.nothing'"),
-        ("ops", "error: no module named 'ops'\n  fix:      the file is ops.py"),
-        ("folder", "error: no file in folder defines an op\n  got:      1 files"),
+        ("nothing.py", "error: no such file: nothing.py\n  got:      looked in HERE"),
+        ("ns:op", "error: no such file: ns:op\n  got:      looked in HERE\n  fix:      ops are named ns::op"),
+        ("no/thing", "error: no such file: no/thing\n  got:      looked in no"),
+        (
+            "cli_nothing",
+            "error: no module named 'cli_nothing'\n  got:      looked in FOLDERS\n"
+            "  fix:      name a file with its .py, and an op with its namespace, as in ns::cli_nothing",
+        ),
+        (
+            "customops.nothing",
+            f"error: no module named 'customops.nothing'\n  got:      looked in {Path(customops.__file__).parent}",
+        ),
+        (
+            "json.tool.nothing",
+            "error: no module named 'json.tool.nothing'\n  got:      looked in nothing: json.tool is no package",
+        ),
+        ("ops", "error: no module named 'ops'\n  got:      looked in FOLDERS\n  fix:      the file is ops.py"),
+        ("folder", "error: folder defines no op\n  got:      imported folder/x.py"),
+        ("package", "error: package defines no op\n  got:      imported package, package.x"),
         ("text.txt", "error: not a Python file: text.txt"),
         ("sys", "error: sys defines no op"),
     ],
 )
 def test_no_such_target(check: Command, monkeypatch: pytest.MonkeyPatch, target: str, message: str) -> None:
     write("ops.py", GOOD)
-    write("folder/x.py")
-    write("text.txt")
-    monkeypatch.setattr(sys, "path", [p for p in sys.path if p != os.getcwd()])
-    assert check(target) == (2, "", f"{message}\n")
+    for file in ("folder/x.py", "text.txt", "package/__init__.py", "package/x.py"):
+        write(file)
+    folders = [p for p in sys.path if p != os.getcwd() and os.path.isdir(p)]
+    monkeypatch.setattr(sys, "path", [*folders])
+    message = message.replace("HERE", os.getcwd()).replace("FOLDERS", ", ".join(folders))
+    code, out, err = check(target)
+    assert (code, out) == (2, "")
+    assert err.endswith(f"{message}\n")  # after what was imported
 
 
 def test_import_error(check: Command) -> None:
@@ -325,7 +420,7 @@ def test_import_error(check: Command) -> None:
     assert_expected_inline(
         err,
         """\
-error: ops.py cannot be imported
+error: ops.py cannot be imported: ZeroDivisionError: division by zero
 
 Traceback (most recent call last):
   File "ops.py", line 8, in <module>
@@ -416,7 +511,7 @@ def _():
 @pytest.mark.process
 def test_several_examples() -> None:
     """In a pipe there are no escape codes."""
-    files = [f"examples/{name}.py" for name in ("linear_gelu", "lists", "rotary")]  # `make demo` checks all of them
+    files = [f"examples/{name}.py" for name in ("linear_gelu", "lists", "rotary")]  # `make demo-all` checks all of them
     code, out, err = in_shell("check", *files, "--effort", "quick", COLUMNS="60")
     assert code == 0, out + err
     assert "\x1b" not in out

@@ -8,13 +8,14 @@ import re
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 from helpers.command_line import BARE, GOOD, ROOT, Command, in_shell, write
 
 import customops
-from customops._cli import bench, check, main, show
+from customops._cli import bench, completion, main, screen
 
 LONG = GOOD.replace("cli::good", "cli::an_operator_with_a_really_long_name_forward")
 
@@ -45,6 +46,22 @@ def test_list_as_json(run: Command) -> None:
     _, out, _ = run("list", write("ops.py", GOOD), "--json")
     (op,) = json.loads(out)
     assert (op["op"], op["schema"], op["samples"]) == ("cli::good", "(Tensor x) -> Tensor", "yes")
+
+
+def test_list_warns_before_it_imports_what_runs(run: Command) -> None:
+    trains = "for step in range(2):\n    pass\nmodel = None\nprint('trained')\nif __name__ == '__main__':\n    main()\n"
+    write("folder/ops.py", GOOD)
+    write("folder/train.py", trains)
+    _, out, err = run("list", "folder")
+    assert err == (
+        "warning: importing folder/train.py runs line 5: for step in range(2):\n"
+        "warning: importing folder/train.py runs line 8: print('trained')\n"
+    )
+    assert "trained" in out
+    assert run("list", "folder/ops.py").err == ""
+    write("in_blocks.py", f"{GOOD}\nimport torch\nwith torch.no_grad():\n    if True:\n        print('trained')\n")
+    for target in ("in_blocks.py", "in_blocks"):
+        assert "warning: importing " in run("list", target).err
 
 
 def test_describe(run: Command) -> None:
@@ -160,14 +177,65 @@ def test_bash_completes(run: Command, words: list[str], expected: list[str]) -> 
 def test_other_shells(run: Command) -> None:
     assert "bashcompinit" in run("completion", "zsh").out
     fish = run("completion", "fish").out
-    parsers = main.make_parser()._subparsers._group_actions[0].choices  # type: ignore[union-attr]
+    parsers = main.make_parser()[1].choices
     for command, parser in parsers.items():  # type: ignore[union-attr]
         assert f"-f -a {command} -d '" in fish
-        for action in show._options(parser):
+        for action in completion._options(parser):
             assert f"-l {action.option_strings[-1][2:]}" in fish
 
 
 # -- all commands ------------------------------------------------------------------------------
+
+
+def test_without_a_command_there_is_help(run: Command) -> None:
+    code, out, err = run()
+    assert (code, err) == (0, "")
+    assert [name for name in main.COMMANDS if f"\n    {name} " not in out and f"\n    {name}\n" not in out] == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "usage", "message"),
+    [
+        ("chek ops.py", "customops [-h]", "customops: error: there is no command chek; did you mean check?"),
+        ("zzz", "customops [-h]", "customops: error: there is no command zzz; there are check, list, describe"),
+        ("check ops.py --efort=quick", "customops check", "there is no option --efort=quick; did you mean --effort?"),
+        ("check ops.py --only faketensro", "customops check", "--only faketensro: no such check; did you mean test_"),
+        ("bench ops.py --samples 0", "customops bench", "customops bench: error: --samples 0: at least 1"),
+        ("list", "customops list", "customops list: error: name a TARGET, or ask for --kernels"),
+        ("doctor ops.py", "customops doctor", "customops doctor: error: it takes no further argument: ops.py"),
+        ("new", "customops new", "the following arguments are required: {"),
+        ("-x list ops.py", "customops [-h]", "there is no option -x"),
+    ],
+)
+def test_a_refused_command_shows_its_usage(
+    run: Command, capsys: pytest.CaptureFixture[str], arguments: str, usage: str, message: str
+) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        run(*arguments.split())
+    assert exit_.value.code == 2
+    err = capsys.readouterr().err
+    assert err.startswith(f"usage: {usage}")
+    assert message in err
+
+
+def test_misspelled_ops(run: Command) -> None:
+    write("ops.py", GOOD)
+    for arguments in (
+        ("describe", "cli::goood", "ops.py"),
+        ("describe", "aten::rleu"),
+        ("check", "ops.py", "--op=cli::goood"),
+    ):
+        code, _, err = run(*arguments)
+        assert code == 2
+        assert f"fix:      did you mean {'aten::relu' if 'aten::rleu' in arguments else 'cli::good'}?" in err
+
+
+@pytest.mark.process
+def test_a_command_loads_what_it_uses() -> None:
+    program = "import sys; from customops._cli.main import main; main(['list', 'examples/rotary.py', '--json']); "
+    program += "print([m for m in ('torch._dynamo', 'customops.checks', 'customops.backend') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert done.stdout.endswith("]\n[]\n")
 
 
 def test_version(run: Command, capsys: pytest.CaptureFixture[str]) -> None:
@@ -204,8 +272,52 @@ def test_as_a_module_and_as_a_script() -> None:
 
 def test_wrapping_keeps_fields() -> None:
     text = "op: a problem\n  fix:      one two three four five six seven eight nine ten"
-    assert check.wrapped(text, 40).splitlines() == [
+    assert screen.wrapped(text, 40).splitlines() == [
         "op: a problem",
         "  fix:      one two three four five six",
         "            seven eight nine ten",
     ]
+
+
+TUNED = """
+import time
+
+@custom_op("cli::tuned", mutates_args=())
+def tuned(x: Tensor) -> Tensor:
+    time.sleep(0.001)
+    return x * 2
+
+tuned.register_kernel("cpu", lambda x: x * 2, name="quick", priority=-1)
+tuned.register_kernel("cpu", lambda x: x * 3, name="wrong", priority=-2)
+
+@tuned.register_samples
+def _():
+    yield (torch.ones(3),)
+"""
+
+
+def test_tune(run: Command) -> None:
+    code, out, err = run("tune", write("ops.py", TUNED, BARE), "--out", "tuned.toml")
+    assert (code, err) == (0, "")
+    assert re.search(r"^cli::tuned x=float32\[4\]: quick \(default [\d.]+ ms, quick [\d.]+ us\)$", out, re.MULTILINE)
+    assert "  without wrong: its results differ from those of default: " in out
+    assert out.endswith("1 choice in tuned.toml\n")
+    (line,) = Path("tuned.toml").read_text().splitlines()[1:]
+    assert re.fullmatch(r'"cli::tuned \| cpu .* \| torch [\d.]+ \| x=float32\[4\]" = "quick"', line)
+    assert run("tune", write("bare.py", BARE.replace("bare", "other")), "--out", "none.toml").code == 2
+    code, out, err = run(
+        "tune", write("unsampled.py", TUNED.replace("cli::tuned", "cli::u").split("@tuned.reg")[0]), "--out", "t"
+    )
+    assert (code, out) == (1, "")
+    assert "there are no samples to tune with" in err
+
+
+def test_tune_shows_the_sample_that_it_measures(run: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    program = TUNED.replace("cli::tuned", "cli::watched").replace(
+        "yield (torch.ones(3),)", "return [(torch.ones(3),)] * 2"
+    )
+    code, _, err = run("tune", write("watched.py", program), "--out", "watched.toml")
+    assert code == 0
+    shown = [line for line in err.split("\r\x1b[K") if line]
+    assert shown == [f"tuning 1/1 cli::watched{each}" for each in ("", " sample 1/2", " sample 2/2")]
