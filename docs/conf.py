@@ -25,7 +25,9 @@ myst_heading_anchors = 3
 
 default_role = "code"  # docstrings put names in single backquotes
 autodoc_member_order = "bysource"
-autodoc_typehints = "none"  # the docstrings say what matters, and overloads what types there are
+autodoc_typehints = "signature"
+autodoc_typehints_format = "short"
+python_maximum_signature_line_length = 88  # longer ones take a line for each parameter
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True  # an attribute is described once, also where members are listed

@@ -1,4 +1,4 @@
-"""The text of docs/reference.md: every public name, with its entry in docs/api.md or here."""
+"""The text of docs/reference.md: every public name, with its entry in docs/api.md, docs/api_checks.md or here."""
 
 from __future__ import annotations
 
@@ -46,15 +46,19 @@ def find(path: str) -> Any:
         return None
 
 
+def api_pages() -> str:
+    return "".join((HERE / page).read_text(encoding="utf-8") for page in ("api.md", "api_checks.md"))
+
+
 def entries() -> dict[str, Any]:
-    """The full names that docs/api.md has entries for, and what they stand for."""
-    text = (HERE / "api.md").read_text(encoding="utf-8")
+    """The full names that the API pages has entries for, and what they stand for."""
+    text = api_pages()
     found = (name if name.startswith("customops.") else f"customops.{name}" for name in DIRECTIVE.findall(text))
     return {name: find(name) for name in found}
 
 
 def entry_of(path: str, known: dict[str, Any]) -> str | None:
-    """The full name under which docs/api.md describes a name, if it does."""
+    """The full name under which the API pages describes a name, if it does."""
     if path in known:
         return path
     value = find(path)
@@ -68,7 +72,7 @@ def _is(value: Any, other: Any) -> bool:
 
 
 def directive(path: str) -> str:
-    """An entry for a name that docs/api.md does not have."""
+    """An entry for a name that the API pages does not have."""
     value = find(path)
     if inspect.isclass(value):
         kind = "autoexception" if issubclass(value, BaseException) else "autoclass"
@@ -79,7 +83,7 @@ def directive(path: str) -> str:
 
 
 def summary(path: str) -> str:
-    """The first sentence of the docstring; for data that of docs/api.md, or of the comment above the assignment."""
+    """The first sentence of the docstring; for data that of the API pages, or of the comment above the assignment."""
     value = find(path)
     documented = inspect.isroutine(value) or inspect.isclass(value) or inspect.ismodule(value)
     text = inspect.getdoc(value) if documented else _described(path) or _comment(path)
@@ -88,10 +92,10 @@ def summary(path: str) -> str:
 
 
 def _described(path: str) -> str:
-    """What docs/api.md says below the directive of a name."""
+    """What the API pages says below the directive of a name."""
     name = re.escape(path.removeprefix("customops."))
     pattern = rf"^\.\. \w+:: (?:customops\.)?{name}\b[^\n]*\n\n((?:   [^\n]+\n)+)"
-    match = re.search(pattern, (HERE / "api.md").read_text(encoding="utf-8"), re.MULTILINE)
+    match = re.search(pattern, api_pages(), re.MULTILINE)
     return "" if match is None else match[1].replace("``", "`")
 
 
@@ -104,7 +108,7 @@ def _comment(path: str) -> str:
 
 
 def text() -> str:
-    """Markdown: a table a module, and the entries that docs/api.md does not have."""
+    """Markdown: a table a module, and the entries that the API pages does not have."""
     known = entries()
     described: dict[int, str] = {}
     parts = []
@@ -129,3 +133,10 @@ def text() -> str:
 
 def summary_of_module(module: ModuleType) -> str:
     return (inspect.getdoc(module) or "").split("\n")[0]
+
+
+def without_a_page() -> list[str]:
+    """The public names that no page but docs/reference.md has: neither an entry nor a sentence."""
+    pages = (page for page in sorted(HERE.rglob("*.md")) if page.name not in ("reference.md", "changelog.md"))
+    words = set(re.findall(r"\w+", "".join(page.read_text(encoding="utf-8") for page in pages)))
+    return [f"{module.__name__}.{name}" for module in modules() for name in names(module) if name not in words]

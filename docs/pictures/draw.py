@@ -208,6 +208,29 @@ def from_hints_to_op() -> Picture:
     return picture
 
 
+def from_reference_to_rules() -> Picture:
+    picture = Picture(760, 222, "From a reference to the rules of an op")
+    picture.box(16, 20, 220, 56, ["kernel", "CUDA, C++, Triton, NumPy, ..."], "yours")
+    picture.box(270, 20, 220, 56, ["reference", "the same, in plain PyTorch"], "yours")
+    picture.box(524, 20, 220, 56, ["check", "compares both"])
+    picture.path("M236 34H250V6H634", "line")
+    picture.arrow(634, 6, 634, 18)
+    picture.arrow(490, 48, 522, 48)
+    rules = [
+        ("fake impl", "compile, export"),
+        ("gradients", "both modes, any order"),
+        ("vmap", "batches"),
+        ("sharding", "DTensor"),
+        ("cost", "FLOPs"),
+    ]
+    picture.text(16, 128, "What follows, unless you register it by hand:", "bold")
+    for i, (name, what) in enumerate(rules):
+        picture.box(16 + i * 148, 154, 136, 52, [name, what])
+        picture.path(f"M{84 + i * 148} 154V140H380", "line")
+    picture.path("M380 140V76", "line")
+    return picture
+
+
 #: The dispatch keys of a call, from the first: key, what is done there, and the rule of yours that it runs.
 KEYS = [
     ("FuncTorchBatched", "torch.vmap: one batched call, or one an element", "register_vmap"),
@@ -273,18 +296,82 @@ def backward() -> Picture:
     return picture
 
 
+#: Where the kernel of a call is looked for, in this order; what sets it; and which kernels these are.
+ASKED = [
+    ("kept choice", "key=", "the one that ran for such dtypes, sizes and strides, or such a key"),
+    ("preferred", "prefer", "op.prefer(...), customops.prefer({...}), the environment, a file of names"),
+    ("tuned", "autotune, tuned", "measured to be the fastest for this hardware, torch and bucket of sizes"),
+    ("priority", "register_kernel", "the highest first, then those of the device, then the newest"),
+    ("reference", "reference=", "the plain function, where there is one"),
+]
+
+
+def choice() -> Picture:
+    picture = Picture(820, 116 + 62 * len(ASKED), "Which kernel of several runs")
+    picture.text(16, 26, "in this order", "bold")
+    picture.text(186, 26, "the first kernel that has no when=, or whose when= says yes, runs", "bold")
+    for i, (title, below, about) in enumerate(ASKED):
+        y = 40 + 62 * i
+        picture.box(16, y, 150, 44, [title, below], "box" if i == 0 else "yours")
+        picture.text(186, y + 27, about, "small")
+        picture.arrow(91, y + 44, 91, y + 61)
+        picture.text(100, y + 56, "no", "small soft")
+        picture.text(608, y + 18, "yes", "small soft")
+        picture.arrow(602, y + 24, 636, y + 24)
+    end = 40 + 62 * len(ASKED)
+    picture.box(16, end, 150, 44, ["NoKernelError", "each kernel, and why not"])
+    seen = ["the kernel", "mylib::norm[rows] in", "profiles, logs, graphs,", "explain, describe"]
+    picture.box(640, 40, 164, end - 58, seen)
+    note = "The choice is kept. Compilers choose once, with fake tensors, and guard what was read."
+    picture.text(186, end + 27, note, "small")
+    return picture
+
+
 PICTURES: dict[str, Callable[[], Picture]] = {
     "gradients": gradients,
     "call_costs": call_costs,
     "from_hints_to_op": from_hints_to_op,
+    "from_reference_to_rules": from_reference_to_rules,
     "dispatch_keys": dispatch_keys,
     "backward": backward,
+    "choice": choice,
 }
+
+
+README = HERE.parents[1] / "README.md"
+#: The cases of call_costs.json that README.md has, by what it calls them.
+IN_README = {
+    "no gradient is needed": "no gradient",
+    "in inference mode": "inference mode",
+    "forward, with a gradient formula": "forward",
+    "forward and backward": "forward and backward",
+    "writes to an argument": "mutates, returns None",
+    "an out variant, by `out=`": "out variant",
+    "lists of tensors": "lists of tensors",
+    "arguments by keyword": "defaults, by keyword",
+}
+
+
+def readme(text: str) -> str:
+    """README.md with the table of what calls cost."""
+    figures: dict[str, Any] = json.loads((HERE / "call_costs.json").read_text(encoding="utf-8"))
+    rows = [
+        f"torch {figures['torch']}, Python {figures['python']}, one machine, {figures['date']}:",
+        "",
+        "| a call, in µs of processor time | bare `Library` | `customops` | `torch.library.custom_op` |",
+        "|---|---|---|---|",
+    ]
+    for label, case in IN_README.items():
+        costs = (f"{figures['cases'][case][who]['us']:.1f}" for who in ("Library", "customops", "custom_op"))
+        rows.append(f"| {label} | {' | '.join(costs)} |")
+    begin, end = "<!-- costs: make pictures -->\n", "<!-- end of costs -->"
+    return text[: text.index(begin) + len(begin)] + "\n".join(rows) + "\n" + text[text.index(end) :]
 
 
 def main() -> None:
     for name, draw in PICTURES.items():
         (HERE / f"{name}.svg").write_text(draw().svg(), encoding="utf-8", newline="\n")
+    README.write_text(readme(README.read_text(encoding="utf-8")), encoding="utf-8", newline="\n")
 
 
 if __name__ == "__main__":

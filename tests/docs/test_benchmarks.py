@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from helpers.versions import needs_torch
+from helpers.warm import PYTHON
 
 pytestmark = pytest.mark.process
 
@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def run(*arguments: str) -> str:
-    command = [sys.executable, "benchmarks/call_overhead.py", *arguments]
+    command = [PYTHON, "benchmarks/call_overhead.py", *arguments]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, encoding="utf-8")
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

@@ -14,19 +14,28 @@ from helpers.versions import skip_before
 from sybil import Document, Example
 from sybil.parsers.myst import CodeBlockParser, PythonCodeBlockParser
 
+import customops
 from customops.testing import run_isolated
 
 pytestmark = pytest.mark.slow
 
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs" / "howto").glob("*.md"))]
+FOLDERS = [ROOT / "docs", ROOT / "docs" / "tutorial", ROOT / "docs" / "howto"]
+PAGES = [ROOT / "README.md", *(page for folder in FOLDERS for page in sorted(folder.glob("*.md")))]
 #: The pages beside the code, for those who change it.
 BESIDE = sorted((ROOT / "customops").glob("*/README.md"))
-#: Pages in a process of their own: one makes a device, which stays, others run Triton's interpreter, which comes first.
-APART = {"backend", "triton", "README"}
+#: Pages in a process of their own: some make a device, which stays, others run Triton's interpreter, which comes first.
+DEVICES = {"backend", "backend_call", "backend_compile", "backend_distributed", "backend_memory"}
+APART = {*DEVICES, "triton", "2_triton", "README"}
 #: What pages need besides what all of them do.
-NEEDS = {"triton": ("triton",), "README": ("triton",), "languages": ("numba", "tvm_ffi")}
+NEEDS = {
+    "triton": ("triton",),
+    "2_triton": ("triton",),
+    "4_ship": ("triton",),
+    "README": ("triton",),
+    "languages": ("numba", "tvm_ffi"),
+}
 #: Pages that say what older versions of torch do otherwise.
 SINCE = {
     "README": ((2, 13), "older Triton's interpreter computes other numbers with memory nobody has written"),
@@ -83,7 +92,14 @@ def test_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         return
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, f"docs_page_{page.stem}", None)  # to be gone afterwards
-    run_blocks(page)
+    # What `pytest.main` does at its end: five times, through all objects of this process.
+    monkeypatch.setattr("_pytest.unraisableexception.gc_collect_harder", lambda iterations: None, raising=False)
+    before = list(customops.default_registry)
+    try:
+        run_blocks(page)
+    finally:  # else each compilation of later tests looks at these ops: a formula may call any that there is
+        while new := [op for op in customops.default_registry if op not in before]:
+            new[0].unregister()
 
 
 class Printed:

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.compile
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 #: They make a device, each in a process of its own (see below), and define no op.
-DEVICES = {"numpy_device"}
+DEVICES = {"numpy_device", "device_ddp"}
 #: Under Triton's interpreter, which has to be there before Triton is imported: in processes of their own, too.
 INTERPRETED = {"triton_rms_norm"}
 #: Its ops are for several processes: see tests/distributed.
@@ -126,6 +126,13 @@ def test_losses_are_equal(modules: dict[str, ModuleType]) -> None:
     eager, compiled = (modules["train"].train(compiled=compiled, steps=10) for compiled in (False, True))
     assert eager == pytest.approx(compiled, rel=1e-4)
     assert eager[-1] < eager[0] / 2
+
+
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="torch was built without distributed")
+def test_a_device_on_two_processes() -> None:
+    lines = [line.split() for line in run_isolated(EXAMPLES / "device_ddp.py").stdout.splitlines()]
+    assert [line[0] for line in lines] == ["DDP", "FSDP2"]
+    assert all(line[2:5] == line[6:] for line in lines)
 
 
 def test_a_device_in_numpy() -> None:

@@ -44,3 +44,7 @@ def test_links_lead_to_an_entry(public_names: ModuleType) -> None:
     text = public_names.text()
     entries = set(public_names.entries()) | set(re.findall(r"^\.\. \w+:: ([\w.]+)", text, re.MULTILINE))
     assert {target for target in re.findall(r"<(customops[\w.]+)>", text)} <= entries
+
+
+def test_every_name_is_on_a_page(public_names: ModuleType) -> None:
+    assert public_names.without_a_page() == []
