@@ -6,8 +6,8 @@
 
 PYTHON ?= python3
 TORCH ?= 2.13.0
-# Without those that make a device: they define no op to check.
-EXAMPLES ?= $(filter-out %_device.py,$(sort $(wildcard examples/*.py examples/migrate/*.py)))
+# Without those that make a device, or use one: they define no op to check.
+EXAMPLES ?= $(filter-out %_device.py examples/device_%.py,$(sort $(wildcard examples/*.py examples/migrate/*.py)))
 
 # An environment for each Python and torch but the default ones.
 VENV := .venv
@@ -22,21 +22,32 @@ BIN := $(VENV)/bin
 TESTING := $(VENV)/.installed-test
 DEVELOPING := $(VENV)/.installed-dev
 
-.PHONY: help demo test test-fast test-gpu test-versions generated types-table versions-table screens lint format typecheck docs pictures dist bench bench-check bench-backend bench-import bench-clients house clean
+.PHONY: help demo demo-all test test-fast test-gpu test-versions generated types-table versions-table screens photos lint format typecheck docs notebook call-costs pictures dist release-check bench bench-check bench-backend bench-import bench-clients house clean
 .NOTPARALLEL:
 
 help:
-	@echo "targets: demo test test-fast test-gpu test-versions generated types-table versions-table screens lint format typecheck docs pictures dist bench bench-check bench-backend bench-import bench-clients house clean"
+	@echo "targets: demo demo-all test test-fast test-gpu test-versions generated types-table versions-table screens photos lint format typecheck docs notebook call-costs pictures dist release-check bench bench-check bench-backend bench-import bench-clients house clean"
 
 # torch goes first and pinned, and is named again beside the package so that nothing replaces it.
 # The stamps make a rerun free; an environment that is already there is used as it is.
 $(VENV)/.installed-%: pyproject.toml
 	test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet "torch==$(TORCH)"
+	@echo "installing torch $(TORCH) in $(VENV), which takes minutes the first time"
+	$(BIN)/python -m pip install --progress-bar off "torch==$(TORCH)"
+	@echo "installing customops[$*]"
 	$(BIN)/python -m pip install --quiet "torch==$(TORCH)" --editable ".[$*]"
 	touch $@
 
-demo: $(TESTING)
+# A few examples that need NumPy alone, in half a minute; a line for each as it is done.
+demo: $(VENV)/.installed-demo
+	$(BIN)/python -m customops check --effort quick $(patsubst %,examples/%.py,numpy_sin inplace rotary train quantized_gemm)
+	@echo
+	@echo "next: $(BIN)/customops describe examples::rotary examples/rotary.py   what an op is, has and lacks"
+	@echo "      $(BIN)/customops new package mylib                              a package of your own, with tests"
+	@echo "      make demo-all                                                    the other examples; installs JAX, Warp, numba"
+
+# All examples.
+demo-all: $(TESTING)
 	$(BIN)/python -m customops check --effort quick $(EXAMPLES)
 
 test: $(TESTING)
@@ -63,7 +74,11 @@ generated: $(TESTING)
 screens: $(TESTING)
 	$(BIN)/python docs/screens.py
 
-# Writes the tables of docs/types.md anew.
+# Takes docs/pictures/notebook_*.png anew; needs chromium.
+photos: $(TESTING)
+	$(BIN)/python docs/screens.py --photos
+
+# Writes the tables of docs/types_table.md anew.
 types-table: $(TESTING)
 	EXPECTTEST_ACCEPT=1 $(BIN)/python -m pytest -q tests/types/test_table.py -k test_the_page_has_the_table
 
@@ -87,7 +102,16 @@ typecheck: $(DEVELOPING)
 docs: $(DEVELOPING)
 	$(BIN)/sphinx-build -q -W --keep-going docs docs/_build
 
-# Draws docs/pictures anew; it needs nothing but Python. `call_overhead.py --json docs/pictures/call_costs.json` measures.
+# Runs the pages of the tutorial, and writes them with what they print to docs/tutorial/tutorial.ipynb; in a minute.
+notebook: $(TESTING)
+	$(BIN)/python docs/tutorial/notebook.py
+
+# Measures what calls cost, for the picture and the table of README.md; in minutes, on a machine that does nothing else.
+call-costs: $(TESTING)
+	$(BIN)/python benchmarks/call_overhead.py --json docs/pictures/call_costs.json
+	$(PYTHON) docs/pictures/draw.py
+
+# Draws docs/pictures and the table of README.md anew, from what was measured; it needs nothing but Python.
 pictures:
 	$(PYTHON) docs/pictures/draw.py
 
@@ -99,6 +123,11 @@ dist: $(VENV)/.installed-release
 	$(BIN)/python -m pip install --quiet --no-deps --target build/installed dist/*.whl
 	$(BIN)/python -I .ci/installed.py build/installed
 
+# The wheel and the sdist in clean environments, for each Python from 3.10 to 3.13 that there is, or PYTHONS="...": each
+# installs torch, and runs README.md and a package of `customops new` outside the checkout. Takes minutes for each.
+release-check: dist
+	$(BIN)/python .ci/release_check.py $(TORCH) $(PYTHONS)
+
 bench: $(TESTING)
 	$(BIN)/python benchmarks/call_overhead.py
 	$(BIN)/python benchmarks/call_parts.py
@@ -106,6 +135,7 @@ bench: $(TESTING)
 	$(BIN)/python benchmarks/node_overhead.py
 	$(BIN)/python benchmarks/type_overhead.py
 	$(BIN)/python benchmarks/check_overhead.py
+	$(BIN)/python benchmarks/several_kernels.py
 
 bench-check: $(TESTING)
 	$(BIN)/python benchmarks/call_overhead.py --check
@@ -113,6 +143,7 @@ bench-check: $(TESTING)
 	$(BIN)/python benchmarks/gpu_ops.py --check
 	$(BIN)/python benchmarks/type_overhead.py --check
 	$(BIN)/python benchmarks/check_overhead.py --check
+	$(BIN)/python benchmarks/several_kernels.py --check
 	$(BIN)/python benchmarks/backend_overhead.py --check
 
 bench-backend: $(TESTING)

@@ -37,6 +37,7 @@ import time
 import timeit
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -553,7 +554,8 @@ def main() -> None:
         plot(all_times, options.plot)
     if options.json is not None:
         figures = {times.case: times.figures() for times in all_times}
-        options.json.write_text(json.dumps({"torch": torch.__version__, "cases": figures}, indent=1) + "\n")
+        measured = {"torch": torch.__version__, "python": platform.python_version(), "date": date.today().isoformat()}
+        options.json.write_text(json.dumps(measured | {"cases": figures}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -9,6 +9,8 @@ import importlib
 import os
 from typing import TYPE_CHECKING, Any
 
+import torch as torch  # before all others: it may load a device that is made with parts of this package
+
 from customops import _versions as _versions  # first: it refuses a torch that is too old
 from customops import errors as errors
 from customops import schema as schema
@@ -16,7 +18,11 @@ from customops._dispatch import current_kernel as _current_kernel
 from customops._dispatch import fingerprint as _fingerprint
 from customops._dispatch import names as _names
 from customops._dispatch import operator as _operator
+from customops._dispatch.preference import prefer
 from customops._dispatch.scopes import Sample
+from customops._dispatch.tuning import tuned
+from customops._op.autotune import check_tuned
+from customops._op.kernel_ops import kernel_functions as _kernel_functions
 from customops._op.op import CustomOpDef, Undefined
 from customops._op.registry import Registry
 from customops._op.registry import default as default_registry
@@ -87,6 +93,7 @@ __all__ = [
     "Undefined",
     "adopt",
     "check",
+    "check_tuned",
     "custom_op",
     "default_registry",
     "define",
@@ -100,6 +107,7 @@ __all__ = [
     "infer_schema",
     "like",
     "opcheck",
+    "prefer",
     "register_autocast",
     "register_autograd",
     "register_autograd_from",
@@ -116,6 +124,7 @@ __all__ = [
     "register_vmap",
     "schema",
     "triton_op",
+    "tuned",
     "when_defined",
     "wrap_triton",
 ]
@@ -155,6 +164,8 @@ _install(
     fingerprint=_fingerprint.fingerprint,
     may_be_direct=_compilers.may_be_direct,
     direct_call=_compilers.direct_call,
+    kernel_for=_compilers.kernel_for,
+    kernel_functions=_kernel_functions,
     explain_sharding=_sharding.missing,
 )
 

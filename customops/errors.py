@@ -18,6 +18,7 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
+import linecache
 import os
 import sys
 import types
@@ -42,6 +43,7 @@ __all__ = [
     "DefinitionError",
     "KernelError",
     "MissingFakeError",
+    "NoKernelError",
     "OpCheckError",
     "RegistrationError",
     "SchemaError",
@@ -146,6 +148,21 @@ class UnsupportedError(CustomOpsError, NotImplementedError):
     """The request is valid, and customops does not support it."""
 
 
+class NoKernelError(UnsupportedError):
+    """An operator has several kernels, and none of them takes the arguments of a call.
+
+    Attributes:
+        refused: name of a kernel -> why it does not take them.
+    """
+
+    def __init__(self, problem: str, *, refused: dict[str, str], **fields: str | None) -> None:
+        self.refused = refused
+        super().__init__(problem, **fields)
+
+    def _message(self) -> str:
+        return "\n  ".join([f"{self.op}: {self.problem}", *field_lines(self, **self.refused)])
+
+
 class ArgumentError(CustomOpsError, ValueError, RuntimeError):
     """An argument of a call has a value that the signature of the operator does not allow."""
 
@@ -179,6 +196,8 @@ class UnregisteredError(CustomOpsError, RuntimeError):
 
 class CheckError(CustomOpsError, AssertionError):
     """The fault that a check of `opcheck` found; the `OpCheckError` has it as its ``__cause__``."""
+
+    call: tuple[Any, Any] | None = None  #: args and kwargs that show it, which may be others than the check was given
 
 
 class OpCheckError(CustomOpsError):
@@ -238,6 +257,18 @@ def users_frames(error: BaseException) -> list[types.TracebackType]:
         found.append(traceback)
         traceback = traceback.tb_next
     return [each for each in found if is_users(each.tb_frame.f_code.co_filename)]
+
+
+_REFUSALS = ("raise ", "raise\n", "assert ", "torch._check", "_check")
+
+
+def is_deliberate(error: BaseException) -> bool:
+    """Did the innermost of the user's lines raise it on purpose, by ``raise``, ``assert`` or ``torch._check``?"""
+    for frame in users_frames(error)[-1:]:
+        # A statement over several lines: `raise` is on its first.
+        line = linecache.getline(frame.tb_frame.f_code.co_filename, frame.tb_lineno or 0).strip()
+        return any(line.startswith(word) or f" {word}" in f" {line}" for word in _REFUSALS)
+    return False
 
 
 def cut(error: CustomOpsError) -> None:
@@ -365,12 +396,18 @@ def user_source() -> str:
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
-def users_call() -> str | None:
+def users_call(start: types.FrameType | None = None) -> str | None:
     """``name (file:line)`` of the innermost call in a frame of the user."""
-    frame: types.FrameType | None = sys._getframe(1)
+    frame = users_frame(start)
+    return frame and f"{frame.f_code.co_name} ({frame.f_code.co_filename}:{frame.f_lineno})"
+
+
+def users_frame(start: types.FrameType | None = None) -> types.FrameType | None:
+    """The innermost frame of the user, from the caller, or another frame, on outwards."""
+    frame: types.FrameType | None = start or sys._getframe(1)
     while frame is not None and not is_users(frame.f_code.co_filename):
         frame = frame.f_back
-    return frame and f"{frame.f_code.co_name} ({frame.f_code.co_filename}:{frame.f_lineno})"
+    return frame
 
 
 #: What `user_source` returns while something is done that the user asked for before.

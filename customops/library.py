@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar, overload
+from typing import Any, Literal, TypeVar, overload
 
 import torch
 from torch.library import Library as Library
@@ -103,10 +103,21 @@ def register_kernel(
 def register_kernel(op: Op, device_types: DeviceTypes, fn: F, /, **options: Unpack[KernelOptions]) -> F: ...
 @entry
 def register_kernel(
-    op: Op, device_types: DeviceTypes, fn: Fn | None = None, /, *, calls_torch: bool = False, lib: Lib = None
+    op: Op,
+    device_types: DeviceTypes,
+    fn: Fn | None = None,
+    /,
+    *,
+    calls_torch: bool = False,
+    name: str | None = None,
+    when: Callable[..., bool | str] | None = None,
+    priority: float = 0,
+    key: Callable[..., Any] | Literal["arguments"] | None = "arguments",
+    lib: Lib = None,
 ) -> Any:
-    """Register the kernel of any op for some device types, as `CustomOpDef.register_kernel` does."""
-    return adopt(op).register_kernel(device_types, fn, calls_torch=calls_torch, lib=lib)
+    """Register a kernel of any op for some device types, as `CustomOpDef.register_kernel` does."""
+    options: Any = {"name": name, "when": when, "priority": priority, "key": key}
+    return adopt(op).register_kernel(device_types, fn, calls_torch=calls_torch, lib=lib, **options)
 
 
 @overload

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from customops.backend import Backend, register_backend
 
 
-def make_device() -> Backend:
-    backend = register_backend("npy")
+def make_device(**options) -> Backend:
+    backend = register_backend("npy", **options)
 
     def array(x: Tensor | float) -> np.ndarray | float:  # the dispatcher hands numbers on as numbers
         return backend.numpy(x) if isinstance(x, Tensor) else x

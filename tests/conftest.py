@@ -17,6 +17,7 @@ from helpers.functions import double_fn
 from torch.library import Library
 
 import customops
+from customops._dispatch import preference
 
 _counter = itertools.count()
 
@@ -27,6 +28,8 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     # Inductor compiles a program to ask which vector instructions there are, in each directory of caches.
     os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "0")
+    # Dynamo collects garbage after each compilation.
+    os.environ.setdefault("TORCH_DYNAMO_RUN_GC_AFTER_COMPILE", "0")
     # Else pytest's handlers have torch write its structured log, at a tenth of the time of each compilation.
     trace, add = logging.getLogger("torch.__trace"), logging.Logger.addHandler
     trace.addHandler = lambda given: None if type(given).__module__.startswith("_pytest.") else add(trace, given)
@@ -77,6 +80,8 @@ def _reset_dynamo() -> Iterator[None]:
     dynamo = sys.modules.get("torch._dynamo")
     if dynamo is not None:
         dynamo.reset()
+        # Else each compilation empties the caches of the processor, to measure how long its guards take.
+        dynamo.guards.profile_guard_manager = lambda *_: 0.0
 
 
 @pytest.fixture(autouse=True)
@@ -88,10 +93,11 @@ def _inductor_without_vectors(request: pytest.FixtureRequest) -> None:
 
 @pytest.fixture
 def registry() -> Iterator[customops.Registry]:
-    """A fresh registry; its ops are gone after the test."""
+    """A fresh registry; its ops are gone after the test, and so are names that it waited for."""
     fresh = customops.Registry()
     yield fresh
     fresh.clear()
+    preference.waiting.clear()
 
 
 @pytest.fixture(autouse=True)

@@ -12,11 +12,11 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 #: Lines and files of the package, and of the pytest plugin.
-SIZES = {"customops": (41424, 161), "customops_pytest": (1025, 7)}
+SIZES = {"customops": (47390, 181), "customops_pytest": (1060, 7)}
 
 #: Calls of functions of the package, and changes of file between them.
 WALKS = {
-    "define": (170, 98),  # with torch 2.14 and later; 168 before
+    "define": (178, 105),  # with torch 2.14 and later; 173 before
     "register_fake": (17, 13),
     "register_autograd": (31, 18),
     "first call": (109, 57),

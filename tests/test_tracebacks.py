@@ -288,6 +288,32 @@ def test_a_fake_that_fails_under_compile(op: Any, fake: Callable[..., Any], prob
     assert len("".join(traceback.format_exception(error)).splitlines()) < 20
 
 
+def refuses(x: Tensor, by: float) -> Tensor:
+    torch._check(x.dim() == 2, lambda: "x needs two dimensions")
+    return torch.empty_like(x)
+
+
+def refuses_too(x: Tensor, by: float) -> Tensor:
+    if x.dim() != 2:
+        raise ValueError("x needs two dimensions")
+    return torch.empty_like(x)
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("fake", [refuses, refuses_too])
+def test_a_fake_that_refuses_an_input_is_not_told_to_be_corrected(op: Any, fake: Callable[..., Any]) -> None:
+    op.register_fake(fake)
+    compiled = torch.compile(call_it(op), backend="eager", fullgraph=True)
+    error = raised(lambda: compiled(torch.ones(2)), ArgumentError)
+    assert error.problem.startswith("x needs two dimensions (")
+    assert error.problem.endswith("Error of the fake impl, which refuses these inputs)")
+    assert error.where.startswith(f"{fake.__name__} (")
+    assert "correct it" not in error.fix
+    assert isinstance(error, ValueError)
+    assert isinstance(error, RuntimeError)
+    compiled(torch.ones(2, 2))
+
+
 @pytest.mark.compile
 def test_a_fake_that_reads_data_breaks_the_graph(op: Any) -> None:
     op.register_fake(reads)

@@ -43,12 +43,9 @@ class InputGradients:
         self.op, self.backward, self.compares = op, backward, compares
 
     def flat(self, result: Any, expected: Sequence[Expected], *, none_allowed: bool) -> list[Any]:
-        """The gradients of the node's inputs, lists flattened.
+        """The gradients of the node's inputs, lists flattened; backward returned all, those passed, or a dict.
 
-        Args:
-            result: a gradient for each input, or for each one that was passed, or a dict by name.
-            expected: for each input of the node.
-            none_allowed: None may stand for zero: a return was not used, and its gradient was None too.
+        `none_allowed`: None may stand for zero: a return was not used, and its gradient was None too.
         """
         inputs, likes = self.inputs, dict(zip(self.layout.indices(len(expected)), expected, strict=True))
         passed = [i for i, like in likes.items() if like is not LEFT_OUT]
@@ -56,25 +53,18 @@ class InputGradients:
         if isinstance(result, dict):  # by the names of the arguments; those that are not there are None
             names = [argument.name for argument in inputs]
             if unknown := [name for name in result if name not in names]:
-                raise AutogradError(
-                    "backward returned gradients by name, and one name is not that of a differentiable argument",
-                    op=self.op,
-                    argument=str(unknown[0]),
-                    expected=", ".join(names),
-                    where=where(self.backward),
-                )
+                problem = "backward returned gradients by name, and one name is not that of a differentiable argument"
+                raise self._error(problem, argument=str(unknown[0]), expected=", ".join(names))
             gradients = tuple(map(result.get, names))
         are_first = sorted(passed) == list(range(len(passed)))
         if len(gradients) != len(inputs) and not (are_first and len(gradients) == len(passed)):
             counts = sorted({len(passed) if are_first else len(inputs), len(inputs)})
             of_lists = [_as_list(inputs[i].shown, len(like)) for i, like in likes.items() if isinstance(like, list)]
             returned = ", ".join([f"grad_{each.name}" if each.holds_tensors else "None" for each in inputs])
-            raise AutogradError(
+            raise self._error(
                 "backward returned an incorrect number of gradients "
                 f"(expected {' or '.join(map(str, counts))}, got {len(gradients)})",
-                op=self.op,
                 expected=f"one for each of {', '.join(argument.shown for argument in inputs)}",
-                where=where(self.backward),
                 fix="; ".join(of_lists) or f"return {returned}: None for an input that has no gradient",
             )
         for i, gradient in enumerate(gradients):
@@ -107,13 +97,11 @@ class InputGradients:
         if gradient is None:
             if expected is None or none_allowed:
                 return None
-            raise AutogradError(
+            raise self._error(
                 "backward returned None for an argument that needs a gradient",
-                op=self.op,
                 argument=name,
                 expected="its gradient, or a tensor of zeros",
                 got="None",
-                where=where(self.backward),
                 fix="if the op is not differentiable in it, say so: "
                 f'register_autograd(..., nondiff_args=("{name.partition("[")[0]}",))',
             )
@@ -136,8 +124,10 @@ class InputGradients:
 
     def _misfit(self, argument: str, expected: str, got: str, fix: str) -> AutogradError:
         problem = "backward returned a gradient that does not fit its input"
-        place = where(self.backward)
-        return AutogradError(problem, op=self.op, argument=argument, expected=expected, got=got, where=place, fix=fix)
+        return self._error(problem, argument=argument, expected=expected, got=got, fix=fix)
+
+    def _error(self, problem: str, **fields: str) -> AutogradError:
+        return AutogradError(problem, op=self.op, where=where(self.backward), **fields)
 
 
 def check_tangents(layout: Layout, op: str, jvp: Fn, tangents: tuple[Any, ...], expected: Sequence[Expected]) -> None:

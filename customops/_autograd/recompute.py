@@ -46,11 +46,7 @@ _SAVED = object()
 
 
 class RecomputedFormula:
-    """The formulas of an op that computes what `fn` does: what `register_autograd` and `register_jvp` take.
-
-    Raises:
-        CallbackError: `fn` does not take the op's arguments.
-    """
+    """The formulas of an op that computes what `fn` does: what `register_autograd` and `register_jvp` take."""
 
     def __init__(self, fn: Fn, operator: OperatorHandle, *, recompute: bool) -> None:
         self.op, self.schema, self.recompute = operator.qualname, operator.schema, recompute
@@ -152,6 +148,7 @@ class RecomputedFormula:
     def backward(self, ctx: Any, *grads: Any) -> Any:
         if torch.compiler.is_dynamo_compiling():  # compiled autograd
             _torch.dynamo.stop_tracing(
+                AutogradError,
                 "compiled autograd cannot trace a gradient of register_autograd_from, and calls it",
                 self.op,
                 "leave out fullgraph=True, or register_autograd(backward)",
@@ -219,10 +216,7 @@ class RecomputedFormula:
 def _recorded(
     run: Callable[..., tuple[Any, ...]], tensors: list[Tensor], *, linked: bool
 ) -> tuple[list[Tensor], tuple[Any, ...]]:
-    """Variables made of the tensors, and what the function makes of them, as autograd records it.
-
-    Those that are `linked` have the graph and the tangents of the tensors, too.
-    """
+    """Variables, `linked` to the graph and tangents of the tensors or not, and what the function makes of them."""
     with torch.inference_mode(False), torch.enable_grad():  # in inference mode the latter alone records nothing
         variables = [x.view_as(x) if linked else x.detach().requires_grad_() for x in tensors]
         return variables, run(*variables)

@@ -451,10 +451,7 @@ def _redispatch(operator: OperatorHandle, keyset: Any, mode: Any, /, *args: Any,
 
 
 def _general(rule: AutogradRule, operator: OperatorHandle) -> tuple[Fn, AutogradRule | None]:
-    """What is done at the Autograd key where the device's kernel is not called directly: see `_codegen.kernel`.
-
-    Also the rule, if its node may call the kernel directly.
-    """
+    """What is done at Autograd where no kernel is called directly; and the rule, if its node may call one."""
     # Results of other types, numbers for one, the dispatcher converts: then no node calls the kernel directly.
     calls_directly = {ret.type for ret in operator.schema.returns} <= {"Tensor", "Tensor[]"}
     overload, path = operator.overload, operator.fast_path

@@ -390,10 +390,7 @@ def lowered(codec: Codec, value: Any, op: str) -> Any:
 
 
 def misfit(node: Node, value: Any, op: str) -> tuple[str, Any, str, str] | None:
-    """The first part of a default that is not what its type allows: its path, its value, what is expected, and a fix.
-
-    Plain types are for `default_problem` to judge.
-    """
+    """The first part of a default that is not what its (not plain) type allows: its path, value, expectation, fix."""
     evaluate = _Evaluation(op)
     if value is None:
         return None if may_be_none(node) else (node.path, None, "no None", _or_none(node))

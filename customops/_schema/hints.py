@@ -73,11 +73,7 @@ class HintReader:
     inside: tuple[type, ...] = ()
 
     def node(self, hint: Any, name: str, path: str, default: Any = REQUIRED, written: Any = None) -> Node:
-        """The node of a parameter, a return, or a part of one. `written` is for messages, if that is not the hint.
-
-        Raises:
-            SchemaError: there is none for such a type.
-        """
+        """The node of a parameter, a return, or a part of one. `written` is for messages, if that is not the hint."""
         hint = self.resolve(hint)
         found = self._part(hint, name, path)
         if found is None:

@@ -36,11 +36,7 @@ def is_part(path: str, whole: str) -> bool:
 
 
 def mutates_args_names(mutates_args: str | Iterable[str], op: str, place: str | None = None) -> str | tuple[str, ...]:
-    """Check `mutates_args`, and return it as "unknown" or as a tuple: it may be an iterator, to be read once.
-
-    Raises:
-        SchemaError: it is neither the word nor names.
-    """
+    """Check `mutates_args`, and return it as "unknown" or as a tuple: it may be an iterator, to be read once."""
     if isinstance(mutates_args, str) and mutates_args == "unknown":
         return mutates_args
     problem = "mutates_args must be an iterable of names or the string 'unknown'"
@@ -149,10 +145,7 @@ def read(
     tags: tuple[torch.Tag, ...] = (),
     op: str | None = None,
 ) -> Inferred:
-    """What the signature of a function says, for `op`.
-
-    `mutates_args` is as `mutates_args_names` returns it; None if the annotations alone are to tell.
-    """
+    """What the signature of a function says, for `op`; `mutates_args` None: the annotations alone are to tell."""
     reader, parameters = _Reader(fn, op or name_of(fn), mutates_args), list[Parameter]()
     for index, each in enumerate(reader.signature.parameters.values()):
         parameters.append(reader.parameter(index, each))
@@ -177,11 +170,7 @@ def read(
 
 
 def line_of_hints(fn: Callable[..., Any], op: str) -> str:
-    """The line of shapes that hints say: ``Annotated[Tensor, "n k"]``, or those of jaxtyping.
-
-    Raises:
-        SchemaError: they say nothing of a result.
-    """
+    """The line of shapes that hints say: ``Annotated[Tensor, "n k"]``, or those of jaxtyping."""
     reader = _Reader(fn, op, ())
 
     def entry(hint: Any) -> str | None:
@@ -282,10 +271,7 @@ class _Reader:
         return Parameter(name, kind, node, default)
 
     def result(self) -> tuple[Node | None, tuple[Return, ...], bool]:
-        """What the function returns, what the op returns for that, and whether these are the same.
-
-        They are for one plain value, or a tuple of these.
-        """
+        """What the function returns, what the op returns for that, and whether these are the same."""
         self.argument = None
         if self.signature.return_annotation is inspect.Signature.empty:
             self.fail(

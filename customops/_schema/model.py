@@ -254,11 +254,7 @@ class Differentiable(NamedTuple):
 
     @classmethod
     def of(cls, given: bool | Sequence[bool], nondiff_args: Names, schema: Schema, op: str) -> Differentiable:
-        """The record of what ``differentiable=`` and ``nondiff_args=`` of an op say.
-
-        Raises:
-            DefinitionError: there is not one flag for each return, or an argument that has no gradient anyway.
-        """
+        """The record of what ``differentiable=`` and ``nondiff_args=`` of an op say."""
         if given is True and not nondiff_args:
             return ALL
         flags: Any = (given,) * len(schema.returns) if isinstance(given, bool) else given
@@ -282,11 +278,7 @@ ALL = Differentiable()
 
 
 def names_in(given: Names, what: str, op: str) -> tuple[str, ...]:
-    """The names that an option holds, as a tuple: it may be an iterator, to be read once.
-
-    Raises:
-        DefinitionError: it holds something else.
-    """
+    """The names that an option holds, as a tuple: it may be an iterator, to be read once."""
     names: tuple[Any, ...] = (given,) if isinstance(given, str) or not isinstance(given, Iterable) else tuple(given)
     for name in names:
         if not isinstance(name, str):
@@ -296,11 +288,7 @@ def names_in(given: Names, what: str, op: str) -> tuple[str, ...]:
 
 
 def tensor_names(given: Names, what: str, schema: Schema, op: str) -> frozenset[str]:
-    """The names of tensor arguments that an option holds.
-
-    Raises:
-        DefinitionError: an argument of that name is not there, or holds no tensors.
-    """
+    """The names of tensor arguments that an option holds."""
     if given == ():
         return frozenset()
     names = frozenset(names_in(given, what, op))

@@ -27,11 +27,7 @@ def check_nameless(text: str, op: str) -> None:
 
 
 def parse(text: str) -> Schema:
-    """The `Schema` of ``(args) -> returns`` or ``name(args) -> returns``.
-
-    Raises:
-        SchemaError: torch's parser refuses the text.
-    """
+    """The `Schema` of ``(args) -> returns`` or ``name(args) -> returns``."""
     named = text if not text.lstrip().startswith("(") else "op" + text
     try:
         parsed = _torch.schema.parse_schema(named)

@@ -72,11 +72,7 @@ class Entry(NamedTuple):
 
 
 class Line:
-    """A line for an op, and the function that binds its names.
-
-    Raises:
-        DefinitionError: the line does not fit the schema, or leaves a size open.
-    """
+    """A line for an op: its entries, and the steps in which its names are bound."""
 
     def __init__(self, text: str, schema: Schema, op: str) -> None:
         self.text, self.schema, self.op = text, schema, op
@@ -220,10 +216,7 @@ class Line:
 
 
 def solved(text: str, name: str) -> str | None:
-    """The code that gives `name`, of ``$size``, which is the value of an expression; None if it cannot be solved.
-
-    It can be where the name is in it once, and not in a divisor or a dividend.
-    """
+    """The code that gives `name`, of ``$size``, the value of an expression; None unless it is in it once, undivided."""
     tree, result = ast.parse(text, mode="eval").body, "$size"
     while not isinstance(tree, ast.Name):
         if not isinstance(tree, ast.BinOp) or isinstance(tree.op, ast.FloorDiv):

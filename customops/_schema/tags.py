@@ -15,12 +15,7 @@ Tags = torch.Tag | Sequence[torch.Tag] | None
 
 
 def normalize_tags(tags: Tags) -> tuple[torch.Tag, ...]:
-    """One tag, several or None as a tuple without repetitions.
-
-    Raises:
-        DefinitionError: something is not a `torch.Tag`.
-        TagError: both `Tag.inplace` and `Tag.out`.
-    """
+    """One tag, several or None as a tuple without repetitions."""
     given: Any = () if tags is None else tags
     given = tuple(given) if isinstance(given, Iterable) and not isinstance(given, str) else (given,)
     for tag in given:
@@ -91,11 +86,7 @@ _TAGS = {
 
 
 def tags_of(given: Tags, layout: Any, op: str) -> tuple[torch.Tag, ...]:
-    """The tags of an op that torch.compile may rely on, with that of a layout if there is one.
-
-    Raises:
-        DefinitionError, TagError: as `normalize_tags`; or there is no such layout, or a tag says another one.
-    """
+    """The tags of an op that torch.compile may rely on, with that of a layout if there is one."""
     tags = tuple(dict.fromkeys((torch.Tag.pt2_compliant_tag, *normalize_tags(given))))
     if layout is None:
         return tags

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections.abc
 import enum
+import functools
 import numbers
 import re
 import sys
@@ -54,16 +55,6 @@ def quoted(value: Any) -> str:
 def dtype_from(value: Any) -> Any:
     """The dtype behind the number by which the dispatcher holds it."""
     return _torch.schema.dtypes_by_number()[value] if isinstance(value, int) else value
-
-
-def enum_text(value: torch.layout | torch.memory_format) -> str:
-    """A layout or memory format as a number: the schema language has words for the first of each only."""
-    return str(_torch.schema.enum_to_number(value))
-
-
-def enum_from(kind: str) -> Callable[[Any], Any]:
-    """What makes a layout or memory format of the number by which the dispatcher holds it."""
-    return lambda value: _torch.schema.enum_from_number(kind, value) if isinstance(value, int) else value
 
 
 def plain_number(value: Any) -> int | float:
@@ -288,8 +279,8 @@ def _rows() -> Iterable[TypeRow]:
             name,
             (cls,),
             defaults=(cls,),
-            write_default=enum_text,
-            read_default=enum_from(name),
+            write_default=_torch.schema.enum_text,
+            read_default=functools.partial(_torch.schema.enum_from, name),
             list_defaults=True,
             unchanged=(cls,),
             stub=f"torch.{cls.__name__}",
@@ -406,10 +397,7 @@ def default_text(type_: str, value: Any) -> str | None:
 
 
 def converted(convert: Callable[[Any], Any] | None, value: Any) -> Any:
-    """A default in another form of its row, `canonical_default` or `read_default`; each item, of a list.
-
-    None stays None. A list becomes a tuple, which cannot change.
-    """
+    """A default in another form of its row, `canonical_default` or `read_default`; of a list, each item, as a tuple."""
     if isinstance(value, (list, tuple)):
         return tuple(converted(convert, item) for item in value)
     return value if convert is None or value is None else convert(value)

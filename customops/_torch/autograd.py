@@ -23,7 +23,7 @@ from customops._torch.dispatcher import (
     transforms_active,
     without_torch_dispatch,
 )
-from customops._torch.tensors import tensors_in, tree_flatten, tree_leaves, tree_unflatten
+from customops._torch.tensors import known, tensors_in, tree_flatten, tree_leaves, tree_unflatten
 
 _C: Any = torch._C
 
@@ -142,9 +142,7 @@ class _SymbolicShape(tuple[Any, ...]):
 def _differ(size: Any, other: Any) -> bool:
     if type(size) is int and type(other) is int:
         return size != other
-    from torch.fx.experimental.symbolic_shapes import statically_known_true
-
-    return statically_known_true(size != other)
+    return known(size != other)
 
 
 def sums_to(shape: Sequence[Any], wanted: Any) -> bool:

@@ -87,14 +87,11 @@ def enter_handlers(module: Any) -> None:
 
 def explain_missing(module: Any) -> None:
     """Let a call of an op that has no rule raise an error that says how to give it one."""
-    cls = module.OpDispatcher
-    for name in ("_propagate_op_sharding_dispatch_slow_path", "dispatch"):  # the latter before 2.11
-        if hasattr(cls, name):
-            setattr(cls, name, _explaining(getattr(cls, name)))
-            return
+    cls, name = module.OpDispatcher, "_propagate_op_sharding_dispatch_slow_path"
+    propagate: Callable[..., Any] | None = getattr(cls, name, None)
+    if propagate is None:
+        return
 
-
-def _explaining(propagate: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(propagate)
     def propagate_or_explain(self: Any, op_call: Any, *args: Any, **kwargs: Any) -> Any:
         try:
@@ -105,7 +102,7 @@ def _explaining(propagate: Callable[..., Any]) -> Callable[..., Any]:
                 raise
         raise better
 
-    return propagate_or_explain
+    setattr(cls, name, propagate_or_explain)
 
 
 def sharding_of(overload: OpOverload) -> Callable[..., Any] | None:

@@ -17,7 +17,7 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 
 from customops._torch.inductor import keep_calls_apart
-from customops.errors import ArgumentError, AutogradError, CustomOpsError, is_users, users_call
+from customops.errors import CustomOpsError, is_users, users_call
 
 _C: Any = torch._C
 
@@ -71,9 +71,10 @@ def leave_out_gets(module: Any) -> None:
 
 
 @while_tracing
-def stop_tracing(problem: str, op: str, fix: str, argument: str | None = None, expected: str | None = None) -> None:
+def stop_tracing(
+    cls: Any, problem: str, op: str, fix: str, argument: str | None = None, expected: str | None = None
+) -> None:
     """Have Dynamo, which traces the caller, not compile the call; where it must, this is its error."""
-    cls: Any = AutogradError if argument is None else ArgumentError
     error = cls(problem, op=op, argument=argument, expected=expected, where=_traced_call(), fix=fix)
     raise _plain(error, breaks=True)
 
@@ -81,10 +82,7 @@ def stop_tracing(problem: str, op: str, fix: str, argument: str | None = None, e
 def said_plainly(error: CustomOpsError, *, breaks: bool = False) -> CustomOpsError:
     """What to raise where a fake runs: in a call that Dynamo traces, an error that it passes on without its own text.
 
-    Dynamo puts other errors into one of its own, in the middle of its advice and 140 lines of its frames.
-
-    Args:
-        breaks: the graph may break there, and the call run in eager mode.
+    Dynamo puts others in the middle of its advice and 140 lines of frames. `breaks`: the graph may break there.
     """
     tracer = _tracer()
     if error.where is None:
@@ -183,6 +181,59 @@ def traced(overload: OpOverload, qualname: str) -> bool:
     return True
 
 
+class _Preferences:
+    """What is preferred here for an op, as text, by a name that stands for the op: guards read such attributes."""
+
+    def __init__(self) -> None:
+        self.names: dict[str, str] = {}
+        self.ops: dict[str, str] = {}
+
+    def name_for(self, qualname: str) -> str:
+        name = self.names.setdefault(qualname, f"of_{len(self.names)}")
+        self.ops[name] = qualname
+        return name
+
+    def __getattr__(self, name: str) -> str:
+        if name not in self.ops:
+            raise AttributeError(name)
+        return preferred(self.ops[name])
+
+
+#: Returns what is preferred for an op, as text. Entered by `_rules.choice`.
+preferred: Callable[[str], str] = lambda op: ""  # noqa: E731
+preferences = _Preferences()
+
+
+def guard_preference(qualname: str) -> None:
+    """Let what is compiled be compiled anew where another kernel of an op is preferred."""
+    sources = importlib.import_module("torch._dynamo.source")
+    guards = importlib.import_module("torch._dynamo.guards")
+    module = sources.AttrSource(sources.AttrSource(sources.ImportSource("customops"), "_torch"), "dynamo")
+    source = sources.AttrSource(sources.AttrSource(module, "preferences"), preferences.name_for(qualname))
+    guards.install_guard(source.make_guard(guards.GuardBuilder.EQUALS_MATCH))
+
+
+def of_trace(current: Callable[[], Any]) -> Any:
+    """``current()`` as it was when the trace began that is under way: graphs may be compiled later, elsewhere."""
+    context: Any = torch._guards.TracingContext.try_get()
+    if context is None:
+        return current()
+    if not hasattr(context, "customops_preferences"):
+        context.customops_preferences = current()
+    return context.customops_preferences
+
+
+def note(key: str, value: str) -> None:
+    """Note something on the node for the call that Dynamo traces, where graphs that are made of it keep it."""
+    code = getattr(getattr(sys.modules.get("torch._dynamo.utils"), "run_node", None), "__code__", None)
+    frame: types.FrameType | None = sys._getframe(1)
+    while code is not None and frame is not None and frame.f_code is not code:
+        frame = frame.f_back
+    node = frame.f_locals.get("node") if code is not None and frame is not None else None
+    if isinstance(node, torch.fx.Node):
+        node.meta.setdefault("custom", {})[key] = value
+
+
 #: Files of which no line is the user's: those of this package, and of the `__call__` that is generated for an op.
 hidden_files = {str(path) for path in Path(__file__).parents[1].rglob("*.py")}
 
@@ -227,6 +278,11 @@ def capture(kernel: Any, grid: Any, args: tuple[Any, ...], kwargs: dict[str, Any
         kernel = kernel.fn
     wrapper = importlib.import_module("torch._higher_order_ops.triton_kernel_wrap").TraceableTritonKernelWrapper
     wrapper(kernel, None, None)[grid](*args, **kwargs)
+
+
+def is_exporting() -> bool:
+    """Is this an export?"""
+    return torch.compiler.is_exporting()
 
 
 def keeps_ops() -> bool:

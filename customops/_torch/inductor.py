@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib
 import inspect
@@ -24,12 +23,14 @@ from customops._torch.library import followed, torch_op_of
 from customops._torch.tensors import (
     TorchDispatchMode,
     is_lazy,
+    known,
     known_to_differ,
     memory_id,
     overlap,
     storage_id,
     tree_flatten,
     tree_unflatten,
+    without_fresh_symbols,
 )
 
 #: Without: compile caches return what an earlier definition of an op was compiled to
@@ -219,9 +220,11 @@ MayBeDirect = Callable[[str, str, tuple[Any, ...], dict[str, Any]], bool]
 #: Stands for a tensor in the arguments of a call.
 TENSOR = object()
 #: Entered by `patches.install`, as is ``direct_call(qualname, device, allocated=False)``, which returns what graphs
-#: call in the place of the dispatcher, where that may be. Compiled code finds it by its module and name.
+#: call in the place of the dispatcher, where that may be. Compiled code finds it by its module and name. And
+#: ``kernel_for(qualname, args, kwargs)``: which of several kernels is to run for fakes, or None.
 may_be_direct: MayBeDirect = lambda *call: False  # noqa: E731
 direct_call: Any = None
+kernel_for: Callable[[str, tuple[Any, ...], dict[str, Any]], str | None] = lambda *call: None  # noqa: E731
 
 
 def call_directly(ir: Any) -> None:
@@ -239,11 +242,7 @@ _lazy: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
 
 
 def _name_directly(node: Any, wrapper: Any, ir: Any, outs: Sequence[Any] = ()) -> None:
-    """Let a node call a function of ours where it may, which is written to the head of the code.
-
-    Args:
-        outs: the nodes for what the call writes to, where inductor allocates that.
-    """
+    """Let a node call a function of ours, if it may; `outs`: what it writes, where inductor allocates that."""
     graph, overload = ir.V.graph, node.op_overload
     if not isinstance(overload, OpOverload) or graph.cpp_wrapper or graph.aot_mode or graph.fx_wrapper:
         return
@@ -261,15 +260,52 @@ def _name_directly(node: Any, wrapper: Any, ir: Any, outs: Sequence[Any] = ()) -
     args, kwargs = node.unflatten_args([TENSOR] * len(node.inputs), node.constant_args)
     if not may_be_direct(overload._name, device, tuple(args), {**node.kwargs, **kwargs}):
         return
+    kernel = _kernel_for(graph, node, overload)
     # Of two ops, perhaps: the number tells them apart.
-    readable = re.sub(r"[^0-9A-Za-z_]", "_", overload._name)
-    name = f"customops_{readable}_{zlib.crc32(overload._name.encode()):08x}_{device}{'_allocated' * bool(outs)}"
+    options = ", allocated=True" * bool(outs) + (f", kernel={kernel!r}" if kernel is not None else "")
+    readable = re.sub(r"[^0-9A-Za-z_]", "_", f"{overload._name}_{kernel}" if kernel else overload._name)
+    number = zlib.crc32(f"{overload._name}{kernel or ''}".encode())
+    name = f"customops_{readable}_{number:08x}_{device}{'_allocated' * bool(outs)}"
     while hasattr(wrapper, "parent_wrapper"):  # the code of a subgraph has no head
         wrapper = wrapper.parent_wrapper
     wrapper.add_import_once(f"import {direct_call.__module__}")
     function = f"{direct_call.__module__}.{direct_call.__name__}"
-    wrapper.add_import_once(f"{name} = {function}({overload._name!r}, {device!r}{', allocated=True' * bool(outs)})")
+    wrapper.add_import_once(f"{name} = {function}({overload._name!r}, {device!r}{options})")
     node.set_python_kernel_name(name)
+
+
+def _kernel_for(graph: Any, node: Any, overload: OpOverload) -> str | None:
+    """Which of several kernels a node is to call: it is chosen for the fakes of the calls that the node may be of."""
+    calls = [each for each in node.origins if each.target is overload]
+    given = (torch.fx.map_arg((each.args, each.kwargs), lambda value: value.meta["val"]) for each in calls)
+    with graph.fake_mode:
+        names = {kernel_for(overload._name, *each) for each in given}
+    return names.pop() if len(names) == 1 else None
+
+
+#: Without: inductor's autotuning does not choose among kernels
+#: Entered by `patches.install`: for each kernel of an op a function that calls it, as one call in a graph.
+kernel_functions: Callable[[Any], list[Callable[..., Any]]] = lambda op: []  # noqa: E731
+
+
+def take_ops_of_ours(module: Any) -> None:
+    """`register_custom_op_autotuning` takes our ops, too; if no other choices are given, it is among their kernels."""
+    original = module.register_custom_op_autotuning
+
+    def register(custom_op: Any, configs: Any = None, *args: Any, **options: Any) -> Any:
+        if not hasattr(custom_op, "_definition"):
+            return original(custom_op, configs, *args, **options)
+        if configs is None and not args and options.get("config_generator") is None:
+            configs = [module.CustomOpConfig(fn) for fn in kernel_functions(custom_op)]
+        overload = custom_op._opoverload
+        if "OpOverload" in (original.__doc__ or ""):
+            return original(overload, configs, *args, **options)
+        of_torch: Any = object.__new__(torch._library.custom_ops.CustomOpDef)  # before 2.12 it takes nothing else
+        of_torch._opoverload, of_torch._init_fn = overload, custom_op._init_fn
+        return original(of_torch, configs, *args, **options)
+
+    register.__wrapped__ = original  # type: ignore[attr-defined]
+    module.register_custom_op_autotuning = register
 
 
 # Out variants in inductor ---------------------------------------------------------------------------------------------
@@ -514,7 +550,7 @@ def _fits(pattern: Pattern, examples: list[tuple[Any, ...]], match: Any) -> bool
         if not isinstance(other, torch.Tensor) or (one.dtype, one.dim()) != (other.dtype, other.dim()):
             return False
         lengths = zip((*one.shape, *one.stride()), (*other.shape, *other.stride()), strict=True)
-        if not all(_is_true(a == b) for a, b in lengths):
+        if not all(known(a == b) for a, b in lengths):
             return False
     return len(results) <= len(found)
 
@@ -535,15 +571,9 @@ def _are_like(values: list[Any], examples: tuple[Any, ...]) -> bool:
         if not isinstance(value, torch.Tensor) or (value.dtype, value.dim(), value.device) != kind:
             return False
         pairs = zip(value.shape, example.shape, strict=True)
-        if not all(_is_true(sizes.setdefault(wanted, size) == size) for size, wanted in pairs):
+        if not all(known(sizes.setdefault(wanted, size) == size) for size, wanted in pairs):
             return False
     return True
-
-
-def _is_true(condition: Any) -> bool:
-    """Is it known, without a guard on sizes that are symbols?"""
-    symbols = importlib.import_module("torch.fx.experimental.symbolic_shapes")
-    return bool(symbols.statically_known_true(condition))
 
 
 def _without_data(value: Any, requires_grad: bool) -> Any:
@@ -640,10 +670,7 @@ class _Watch(TorchDispatchMode):
 
 def _expected(overload: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     proxies: Any = importlib.import_module("torch.fx.experimental.proxy_tensor")
-    leaves = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch._subclasses.FakeTensor)]
-    env = leaves[0].fake_mode.shape_env if leaves else None
-    ignoring = contextlib.nullcontext() if env is None else env.ignore_fresh_unbacked_symbols()
-    with proxies.disable_proxy_modes_tracing(), ignoring:
+    with proxies.disable_proxy_modes_tracing(), without_fresh_symbols((args, kwargs)):
         return overload(*args, **kwargs)
 
 

@@ -166,6 +166,13 @@ def is_defined(qualname: str, overload: str = "") -> bool:
 _overload_name = operator.attrgetter("overload_name")
 
 
+def names_in(namespace: str = "") -> list[str]:
+    """The ops of a namespace, or all, as ``ns::name``, without their overloads."""
+    start = namespace and f"{namespace}::"
+    names = (name.partition(".")[0] for name in _C._dispatch_get_all_op_names() if name.startswith(start))
+    return list(dict.fromkeys(names))
+
+
 def find_overload(qualname: str, overload: str = "") -> OpOverload | None:
     """The OpOverload of an op, or None where no such op is defined (without making a namespace in `torch.ops`)."""
     return overload_of(qualname, overload) if is_defined(qualname, overload) else None
@@ -244,10 +251,7 @@ torch_impl: Callable[..., None] = Library.impl
 
 
 def watch_registrations(changed: Callable[[str], object]) -> None:
-    """Call ``changed(qualname)`` when a kernel is registered for an op through any Library: torch has no hook.
-
-    Not for one at Meta, as each fake is: calls with data never come there.
-    """
+    """Call ``changed(qualname)`` for a kernel of any Library, but not at Meta: calls with data never come there."""
 
     @functools.wraps(torch_impl)
     def watched(library: Any, op_name: Any, fn: Any, dispatch_key: str = "", **options: Any) -> None:
@@ -259,18 +263,12 @@ def watch_registrations(changed: Callable[[str], object]) -> None:
 
 
 def watch_loading(loaded: Callable[[], object]) -> None:
-    """Call ``loaded()`` when a shared library was loaded, whatever it defined or registered.
-
-    That of C++ code that Python imports as a module goes unseen.
-    """
+    """Call ``loaded()`` when a shared library was loaded; C++ code that Python imports as a module goes unseen."""
     _Ops.load_library = followed(_Ops.load_library, lambda *_, **__: loaded())
 
 
 def watch_profiling(changed: Callable[[bool], object]) -> None:
-    """Call ``changed(True)`` when a profiler of torch starts, and ``changed(False)`` when it stops.
-
-    torch has no hook for it, so the two functions that all of them call are wrapped.
-    """
+    """Call ``changed(True)`` when a profiler starts, ``changed(False)`` when it stops: torch has no hook for it."""
     profiler: Any = torch.autograd.profiler
     for name, profiles in (("_run_on_profiler_start", True), ("_run_on_profiler_stop", False)):
         if hasattr(profiler, name):  # else kernels have no names in profiles

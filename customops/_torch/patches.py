@@ -52,6 +52,8 @@ PATCHES: tuple[tuple[str, Callable[[Any], object]], ...] = (
     # Sharding rules are given before DTensor loads, and for an op without one DTensor's error says nothing of ours.
     ("torch.distributed.tensor", distributed.enter_handlers),
     ("torch.distributed.tensor._dispatch", distributed.explain_missing),
+    # Autotuning takes ops of torch.library alone, and no kernels of theirs.
+    ("torch._inductor.kernel.custom_op", inductor.take_ops_of_ours),
     # Calls in graphs go through the dispatcher.
     ("torch._inductor.ir", inductor.call_directly),
 )
@@ -69,6 +71,8 @@ def install(
     fingerprint: inductor.FingerprintOf,
     may_be_direct: inductor.MayBeDirect,
     direct_call: Callable[..., Callable[..., Any]],
+    kernel_for: Callable[[str, tuple[Any, ...], dict[str, Any]], str | None],
+    kernel_functions: Callable[[Any], list[Callable[..., Any]]],
     explain_sharding: Callable[[str], Exception | None],
 ) -> None:
     """Change torch, once in a process. The arguments are what the rooms above do where torch has no hook for them."""
@@ -82,12 +86,18 @@ def install(
         library.watch_profiling(profiling_changed)  # torch.autograd.profiler: `_run_on_profiler_start` and `_stop`
         distributed.explain = explain_sharding
         inductor.fingerprint_of, inductor.may_be_direct, inductor.direct_call = fingerprint, may_be_direct, direct_call
+        inductor.kernel_for, inductor.kernel_functions = kernel_for, kernel_functions
         sys.meta_path.insert(0, _waiting)
         for module, change in PATCHES:
-            if module in sys.modules:
-                change(sys.modules[module])
-            else:
-                _waiting.changes.setdefault(module, []).append(change)
+            when_loaded(module, change)
+
+
+def when_loaded(module: str, change: Callable[[Any], object]) -> None:
+    """Call ``change(module)`` now, or when it is imported."""
+    if module in sys.modules:
+        change(sys.modules[module])
+    else:
+        _waiting.changes.setdefault(module, []).append(change)
 
 
 class _Waiting(MetaPathFinder):

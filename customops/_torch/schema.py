@@ -62,14 +62,15 @@ _ENUMS = {
 schema_of: Callable[[OpOverload], Any] = operator.attrgetter("_schema")
 
 
-def enum_from_number(type_: str, number: int) -> Any:
+def enum_from(type_: str, value: Any) -> Any:
     """The torch.layout or torch.memory_format behind the number by which schemas hold it."""
-    return getattr(torch, _ENUMS[type_][number])
+    return getattr(torch, _ENUMS[type_][value]) if isinstance(value, int) else value
 
 
-def enum_to_number(value: torch.layout | torch.memory_format) -> int:
+def enum_text(value: torch.layout | torch.memory_format) -> str:
+    """One of them as that number: the schema language has words for the first of each only."""
     names = _ENUMS["Layout" if isinstance(value, torch.layout) else "MemoryFormat"]
-    return names.index(str(value).removeprefix("torch."))
+    return str(names.index(str(value).removeprefix("torch.")))
 
 
 def name_problem(name: tuple[str, str, str]) -> str | None:

@@ -51,6 +51,12 @@ def reads_data(error: BaseException) -> bool:
     return isinstance(error, kinds)
 
 
+def asks_for_data(error: BaseException) -> bool:
+    """Is this what a fake tensor raises where it is asked for data, or for the place of its memory?"""
+    refused = ("data pointer", ".numpy() is not supported", "data dependent")
+    return reads_data(error) or (isinstance(error, RuntimeError) and any(text in str(error) for text in refused))
+
+
 def fake_mode() -> Any:
     """A FakeTensorMode in which sizes that depend on data may be made up."""
     symbolic_shapes = importlib.import_module("torch.fx.experimental.symbolic_shapes")
@@ -71,6 +77,11 @@ def known_to_differ(size: Any, other: Any) -> bool:
     """Are two sizes known to differ? Sizes that depend on data are not known."""
     sizes = [each.node.hint if isinstance(each, torch.SymInt) else each for each in (size, other)]
     return None not in sizes and sizes[0] != sizes[1]
+
+
+def known(condition: Any) -> bool:
+    """Is it known to be true, without a guard on sizes that are symbols?"""
+    return bool(importlib.import_module("torch.fx.experimental.symbolic_shapes").statically_known_true(condition))
 
 
 def sizes_differ(size: Any, other: Any) -> bool:
@@ -114,7 +125,34 @@ def stand_ins(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[t
         return made[id(x)]
 
     with without_modes(), torch.no_grad(), mode:
-        yield tree_map(stand_in, (args, kwargs))
+        yield _without_address(tree_map(stand_in, (args, kwargs)))
+
+
+def like_in_trace(values: Any) -> Any:
+    """The values with new fakes in the place of fakes, inside their mode: with sizes that are the same symbols."""
+
+    def like(x: Any) -> Any:
+        if not isinstance(x, torch.Tensor) or x.layout is not torch.strided or x.is_nested:
+            return x
+        return torch.empty_strided(x.size(), x.stride(), dtype=x.dtype, device=x.device)
+
+    return _without_address(tree_map(like, values))
+
+
+def without_fresh_symbols(values: Any) -> Any:
+    """A context in which sizes that depend on data, of results for these fakes, belong to no result of the op."""
+    fakes = [x for x in tree_leaves(values) if isinstance(x, torch._subclasses.FakeTensor)]
+    env = fakes[0].fake_mode.shape_env if fakes else None
+    return contextlib.nullcontext() if env is None else env.ignore_fresh_unbacked_symbols()
+
+
+def _without_address(values: Any) -> Any:
+    """Let fakes raise where they are asked for the address of their memory, and not return 0."""
+    refuse: Any = getattr(torch._C, "_set_throw_on_mutable_data_ptr", lambda x: None)
+    for x in torch.utils._pytree.tree_leaves(values):
+        if isinstance(x, torch.Tensor) and x.layout is torch.strided:
+            refuse(x)
+    return values
 
 
 def aot_function(fn: Callable[..., Any], *, dynamic: bool) -> Callable[..., Any]:
@@ -465,7 +503,6 @@ def correct_functionalization(functional: Any) -> None:
         found = slice_of(base, tensor)
         if found is None or not _functionalizing.get():
             return found
-        known = importlib.import_module("torch.fx.experimental.symbolic_shapes").statically_known_true
         dim, offset = found[0], tensor.storage_offset() - base.storage_offset()
         step, size = tensor.stride()[dim], tensor.size()[dim]
         if not known(offset % step == 0):

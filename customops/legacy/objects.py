@@ -239,10 +239,7 @@ def name_to_define(qualname: str, fn: Fn | None = None) -> Name:
 
 
 def define(qualname: str, fn: Fn | None, text: str | None, tags: tuple[torch.Tag, ...] = ()) -> CustomOp:
-    """Define an op in the default registry, from schema text or the hints of `fn`, with no kernel.
-
-    It is entered in `global_registry`.
-    """
+    """Define an op without a kernel in the default registry and `global_registry`, from text or the hints of `fn`."""
     name = name_to_define(qualname, fn)
     op = str(name)
     if text is None:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from customops import _torch
-from customops._describe import render
+from customops._describe import notebook
 from customops._describe.render import in_words, outlined, shorter_place, synchronize, table, width_of_screen
 from customops._dispatch.callbacks import Fn
 from customops._dispatch.current_kernel import CurrentKernel, observe, start
@@ -185,6 +185,7 @@ class Watcher:
             return fn
         names = [each.name for each in current.schema.positional] if current.schema is not None else []
         kernel, where = name_of(current.registered), location_of(current.registered)
+        kernel = f"{kernel}[{current.name}]" if current.name else kernel
 
         def observed(*args: Any, **kwargs: Any) -> Any:
             call = self._open.calls[-1] if self._open.calls else None
@@ -384,7 +385,7 @@ class Recording(Sequence[Call]):
         return f"<Recording of {len(self)} calls>"
 
     def _repr_html_(self) -> str:
-        return render.page(repr(self).strip("<>"), render.html_table(_HEAD, self._rows()))
+        return notebook.page(repr(self).strip("<>"), notebook.table(self._rows(), _HEAD))
 
 
 _HEAD = ("op", "kernel", "calls", "time", "in kernels", "raised")

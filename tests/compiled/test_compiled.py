@@ -15,6 +15,7 @@ import torch
 from helpers.compiling import dynamo
 from helpers.processes import Program, outputs
 from helpers.versions import skip_before
+from helpers.warm import PYTHON
 from torch import Tensor
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
@@ -337,9 +338,9 @@ def test_compilers_are_changed_when_they_are_loaded() -> None:
         assert torch.ops.aten.sym_storage_offset.default in torch._inductor.lowering.lowerings
         assert customops.library.__file__ in torch._dynamo.guards.uninteresting_files()
     """
-    for imports in (("import customops", ""), ("import torch", "import customops")):
-        text = textwrap.dedent(script).format(first=imports[0], then=imports[1])
-        subprocess.run([sys.executable, "-W", "ignore", "-c", text], cwd=ROOT, check=True)
+    for python, first, then in ((PYTHON, "import customops", ""), (sys.executable, "import torch", "import customops")):
+        text = textwrap.dedent(script).format(first=first, then=then)
+        subprocess.run([python, "-W", "ignore", "-c", text], cwd=ROOT, check=True)
 
 
 # Checkpoints ----------------------------------------------------------------------------------------------------

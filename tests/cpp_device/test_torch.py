@@ -8,6 +8,8 @@ import io
 import pickle
 import re
 import runpy
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -293,7 +295,63 @@ def test_grad_scaler() -> None:
     assert not torch.equal(net.weight, before)
 
 
+# -- streams and the profiler ------------------------------------------------------------------
+
+
+@on_device
+def test_streams_come_from_a_pool() -> None:
+    streams = [torch.Stream(device="toy:1") for _ in range(9)]
+    assert len({stream.stream_id for stream in streams}) == 8
+    assert streams[0] == streams[8] != streams[1]
+    assert torch.Stream(device="toy:0") not in streams
+
+    def current() -> list[int]:
+        return [torch.accelerator.current_stream(f"toy:{index}").stream_id for index in range(2)]
+
+    assert current() == [0, 0]
+    with streams[2]:
+        assert current() == [0, streams[2].stream_id]
+        x = torch.ones(3, device="toy:1", requires_grad=True)
+        (x + x).sum().backward()
+    assert current() == [0, 0]
+    equal(x.grad, torch.full((3,), 2.0))
+    streams[1].wait_stream(streams[0])
+    event = streams[0].record_event()
+    event.synchronize()
+    assert event.query()
+    assert streams[0].query()
+
+
+@on_device
+def test_the_profiler_names_what_the_device_does() -> None:
+    x = torch.ones(3, device="toy")
+    with torch.profiler.profile() as profile:
+        x + x.sin()
+        x.clone().cpu()
+    counts = {event.key: event.count for event in profile.key_averages() if event.key.startswith("toy::")}
+    assert counts["toy::add"] == counts["toy::copy"] == counts["toy::fallback: aten::sin.out"] == 1
+    assert counts.keys() > {"toy::to_host", "toy::from_host"}
+
+
 # -- the example itself ------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(
+    shutil.which("cmake") is None or torch.version.cuda is not None,
+    reason="needs cmake, and with a torch for CUDA all of its toolkit",
+)
+def test_what_cmake_builds_is_loaded(tmp_path: Path) -> None:
+    for options in (
+        ["-S", EXAMPLE, "-B", tmp_path, f"-DCMAKE_PREFIX_PATH={torch.utils.cmake_prefix_path}", "-DCMAKE_BUILD_TYPE="],
+        ["--build", tmp_path],
+        ["--install", tmp_path, "--prefix", tmp_path / "installed"],
+    ):
+        done = subprocess.run(["cmake", *map(str, options)], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+    # No compiler is looked for.
+    program = "import toy, torch; toy.missing_tools = None; toy.register({!r}); print(torch.ones(2, device='toy') + 1)"
+    run = python(program.format(str(tmp_path / "installed")))
+    assert run.stdout == "tensor([2., 2.], device='toy:0')\n"
 
 
 def test_demo(build: Path) -> None:

@@ -17,6 +17,7 @@ from torch._subclasses import FakeTensorMode
 
 import customops
 from customops import Mut, Registry
+from customops._describe import notebook
 
 HERE = Path(__file__).name
 
@@ -280,7 +281,13 @@ def test_html_escapes_what_it_shows(registry: Registry, ns: str) -> None:
     assert shown == op.describe()._repr_html_()
     assert "&lt;lambda&gt;" in shown
     assert "<lambda>" not in shown
-    assert shown.count("<table>") == shown.count("</table>") == 2
+    assert shown.count("<table ") == shown.count("</table>") == 3
+    assert shown.count("<details") == shown.count("</details>") == 1
+
+
+def test_html_leaves_out_what_is_empty() -> None:
+    assert notebook.table((each for each in [("a", "", "b")]), ("1", "2", "3")).count("<th") == 2
+    assert notebook.table([], ("1", "2")).count("<th") == 2
 
 
 def test_it_is_data(op: Any) -> None:

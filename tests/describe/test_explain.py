@@ -256,5 +256,8 @@ def test_how_it_is_shown(op: Any, width: int) -> None:
     assert lines[0] == f"{op._qualname}(x: float32[2] requires_grad)"
     assert lines[-1].split()[-1].endswith(")")
     assert max(len(line) for line in lines if ".py" not in line) <= width
-    assert "redispatches" in found._repr_html_()
+    shown = found._repr_html_()
+    assert (
+        shown.index("AutogradCPU<br>") < shown.index("redispatches") < shown.index("&rarr;") < shown.index(">CPU<br>")
+    )
     assert found.to_dict()["steps"][0]["key"] == "AutogradCPU"

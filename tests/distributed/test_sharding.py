@@ -1,15 +1,14 @@
-"""Ops with sharding rules in processes of a mesh (gloo), which are forks of one that is spawned once."""
+"""Ops with sharding rules in processes of a mesh (gloo), which are forks of one that loads what takes long."""
 
 from __future__ import annotations
 
 import importlib
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from helpers.processes import run_spawned
+from helpers.processes import outcomes, run_apart
 
 pytestmark = [
     pytest.mark.process,
@@ -21,6 +20,7 @@ SECTIONS = {
     2: (
         "every_pair_of_placements",
         "communicates_only_what_is_needed",
+        "several_kernels",
         "other_arguments",
         "forms_of_arguments_and_results",
         "writes",
@@ -36,14 +36,8 @@ SECTIONS = {
 def test_in_processes(tmp_path: Path, world: int) -> None:
     """All sections in one test: a worker that steals one would start the processes again."""
     program: Any = importlib.import_module("helpers.sharding")
-    run_spawned(program.run, (str(tmp_path), world), tmp_path / "caches", 240)
+    run_apart(program.run, (str(tmp_path), world), tmp_path / "caches", 240)
     assert (*program.SECTIONS[world],) == SECTIONS[world]
     for rank in range(world):
-        found = read(tmp_path / f"{world}_{rank}.json")
-        for section in SECTIONS[world]:
-            error = found.get(section, "the process did not come to it")
+        for section, error in outcomes(tmp_path / f"{world}_{rank}.json", SECTIONS[world]).items():
             assert not error, f"{section}, process {rank} of {world}:\n{error}"
-
-
-def read(file: Path) -> dict[str, str]:
-    return json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}  # type: ignore[no-any-return]

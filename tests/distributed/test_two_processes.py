@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import importlib
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from helpers.processes import run_spawned
+from helpers.processes import outcomes, run_spawned
 
 pytestmark = [
     pytest.mark.process,
@@ -26,6 +24,7 @@ SECTIONS = [
     "writes_below_dtensor",
     "caches",
     "named",
+    "tuning",
 ]
 
 
@@ -39,11 +38,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
     folder = tmp_path_factory.mktemp("two_processes")
     run_spawned(program.run, (str(folder), program.gelu), folder / "caches", 150)
     assert list(program.SECTIONS) == SECTIONS
-    return [read(folder / f"{rank}.json") for rank in range(2)]
-
-
-def read(file: Path) -> dict[str, str]:
-    return json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}  # type: ignore[no-any-return]
+    return [outcomes(folder / f"{rank}.json", SECTIONS) for rank in range(2)]
 
 
 @pytest.mark.parametrize("section", SECTIONS)
@@ -51,5 +46,4 @@ def test_section(results: list[dict[str, str]], section: str) -> None:
     for rank, found in enumerate(results):
         if rank == 1 and section in WITHOUT_GROUP:
             continue
-        error = found.get(section, "the process did not come to it")
-        assert not error, f"process {rank}:\n{error}"
+        assert not found[section], f"process {rank}:\n{found[section]}"

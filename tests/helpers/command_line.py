@@ -81,15 +81,6 @@ def _():
 """
 
 
-class Result(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-Check = Callable[..., Result]
-
-
 def write(name: str, *parts: str) -> str:
     Path(name).parent.mkdir(parents=True, exist_ok=True)
     Path(name).write_text("".join([HEAD, *parts]), encoding="utf-8")

@@ -19,6 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
 
+from helpers.warm import PYTHON
+
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "cpp_device"
 
@@ -42,8 +44,9 @@ def python(*arguments: Any) -> subprocess.CompletedProcess[str]:
     path = os.pathsep.join(
         [str(ROOT), str(ROOT / "tests"), str(EXAMPLE), *filter(None, [os.environ.get("PYTHONPATH")])]
     )
-    code = [] if Path(str(arguments[0])).is_file() else ["-c"]
-    command = [sys.executable, *code, *map(str, arguments)]
+    # A file starts threads for its backwards, with which torch 2.13 and 2.15 at times fail in forks of forks.
+    start = [sys.executable] if Path(str(arguments[0])).is_file() else [PYTHON, "-c"]
+    command = [*start, *map(str, arguments)]
     env = {**os.environ, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": ""}  # torch has one accelerator
     run = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
     assert run.returncode == 0, run.stdout + run.stderr

@@ -7,7 +7,9 @@ import datetime
 import importlib
 import json
 import os
+import tempfile
 import threading
+import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +23,9 @@ from torch import Tensor, nn
 
 import customops
 from customops import custom_op
+from customops._dispatch.tuning import write
+from customops.errors import RegistrationError
+from helpers.processes import end_in_time
 
 SECTIONS: dict[str, Callable[[int], None]] = {}
 
@@ -239,6 +244,49 @@ def named(rank: int) -> None:
     assert all(each.get() is target for each in handles)
 
 
+@section
+def tuning(rank: int) -> None:
+    """One rank measures, and all take its choices; a file that differs is an error that names the rank."""
+
+    def double(x: Tensor) -> Tensor:
+        return x * 2
+
+    op = custom_op("tests_distributed::tuned", mutates_args=(), schema="(Tensor x) -> Tensor")(double)
+    sleepy = [0.002, 0.0][rank], [0.0, 0.002][rank]  # rank 1 by itself would choose the other
+    ran: list[str] = []
+
+    def kernel(name: str, seconds: float) -> Callable[[Tensor], Tensor]:
+        def run(x: Tensor) -> Tensor:
+            ran.append(name)
+            time.sleep(seconds)
+            return x * 2
+
+        return run
+
+    for name, seconds in zip(("one", "two"), sleepy, strict=True):
+        op.register_kernel("cpu", kernel(name, seconds), name=name)
+    (found,) = op.autotune([(torch.ones(8),)], ["one", "two"])
+    assert found.kernel == "two"
+    assert len(ran) > 0 if rank == 0 else not ran
+    op(torch.ones(7))
+    assert ran[-1] == "two"
+    customops.check_tuned()
+
+    with pytest.raises(customops.CustomOpsError, match="no samples"):
+        op.autotune()
+    key = ("tests_distributed::tuned", "cpu", "torch 2.13", "x=float32[8]")
+    with tempfile.TemporaryDirectory() as folder:
+        write(f"{folder}/tuned.toml", {key: ["v1", "v2"][rank]})
+        registration = customops.tuned(f"{folder}/tuned.toml")
+    for compare in (customops.check_tuned, lambda: op.autotune([(torch.ones(8),)])):
+        with pytest.raises(RegistrationError, match="rank 1 has another tuned choice than rank 0") as caught:
+            compare()
+        assert "v2, in " in str(caught.value)
+        assert "v1, as in " in str(caught.value)
+    registration.unregister()
+    customops.check_tuned()
+
+
 # The processes --------------------------------------------------------------------------------------------------
 
 HANDED_OVER: Any = None
@@ -264,6 +312,7 @@ def run(folder: str, op: Any) -> None:
 
 def go_through(rank: int, folder: str, results: dict[str, str]) -> None:
     """Write ``{section: error or ""}`` to a file of this process."""
+    end_in_time(Path(folder) / f"{rank}.json", 140)
     store, patience = f"file://{folder}/store", datetime.timedelta(seconds=60)
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=2, timeout=patience)
     for name, fn in SECTIONS.items():

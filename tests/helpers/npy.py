@@ -2,14 +2,31 @@
 
 from __future__ import annotations
 
+import os
+
 import torch
 from torch.testing import assert_close
 
-from customops.backend import register_backend
+from customops.backend import ProtectedMemory, ThreadStream, register_backend
+
+#: The memory of the device in all tests that do not choose: of the host, "protected", or "asynchronous" as well.
+MODE = os.environ.get("CUSTOMOPS_TEST_DEVICE", "host")
 
 
 def register() -> None:
+    {"host": register_host, "protected": register_protected, "asynchronous": register_asynchronous}[MODE]()
+
+
+def register_host() -> None:
     register_backend("npy", device_count=2)
+
+
+def register_protected() -> None:
+    register_backend("npy", device_count=2, memory=ProtectedMemory())
+
+
+def register_asynchronous() -> None:
+    register_backend("npy", device_count=2, memory=ProtectedMemory(), stream=ThreadStream)
 
 
 def ones(*shape: int, **options) -> torch.Tensor:

@@ -43,7 +43,8 @@ PYTHON = _Python(sys.executable)
 #: Variables that are read while Python starts, and torch and the package are imported; but for some.
 _EARLY = ("PYTHON", "TORCH_", "TORCHDYNAMO_", "PYTORCH_", "CUSTOMOPS_", "TRITON_", "CUDA_", "OMP_", "MKL_", "LD_")
 _LATER = ("PYTHONPATH", "PYTHONIOENCODING", "CUSTOMOPS_TEST")
-_ROOT = str(Path(__file__).parents[2])
+#: Where the interpreter finds the package and this module, beside what every interpreter has.
+_PATHS = [str(Path(__file__).parents[2]), str(Path(__file__).parents[1])]
 #: Modules -> the interpreter that has imported them.
 _interpreters: dict[tuple[str, ...], Interpreter] = {}
 _modules: tuple[str, ...] = ()
@@ -130,8 +131,8 @@ class Interpreter:
     def __init__(self, modules: tuple[str, ...]) -> None:
         self.directory = tempfile.TemporaryDirectory()
         self.path = os.path.join(self.directory.name, "socket")
-        environment = {**_environment, "PYTHONPATH": os.pathsep.join([_ROOT, os.path.join(_ROOT, "tests")])}
-        program = "import sys; from helpers import warm; warm.main(*sys.argv[1:])"
+        environment = {name: value for name, value in _environment.items() if name != "PYTHONPATH"}
+        program = f"import sys; sys.path[1:1] = {_PATHS}; from helpers import warm; warm.main(*sys.argv[1:])"
         command = [sys.executable, "-X", "faulthandler", "-c", program, self.path, *modules]
         self.process: Any = Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self.process.stdout.readline()  # it is listening
@@ -216,8 +217,7 @@ def _run(words: list[str], directory: str, environment: dict[str, str]) -> None:
             warnings.simplefilter(action, getattr(builtins, category or "Warning"))
         words = words[2:]
     added = [each for each in environment.get("PYTHONPATH", "").split(os.pathsep) if each]
-    rest = [each for each in sys.path[1:] if each not in (_ROOT, os.path.join(_ROOT, "tests"))]
-    sys.path[:] = ["" if words[0] == "-c" else directory, *added, *rest]
+    sys.path[:] = ["" if words[0] == "-c" else directory, *added, *sys.path[1 + len(_PATHS) :]]
     for name in [name for name in sys.modules if name.partition(".")[0] == "helpers"]:
         del sys.modules[name]
     module = sys.modules["__main__"] = types.ModuleType("__main__")

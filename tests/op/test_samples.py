@@ -38,8 +38,8 @@ def test_bare_and_with_options(registry: Registry) -> None:
 
 
 def test_kinds_are_those_of_cases() -> None:
-    # Numbers and padding are values to who fixes them, and broadcast tensors sizes.
-    assert {*KINDS, "sample", "number", "broadcast", "padding"} == set(get_args(Kind))
+    # Numbers, padding and indices are values to who fixes them, and broadcast tensors sizes.
+    assert {*KINDS, "sample", "number", "broadcast", "padding", "index"} == set(get_args(Kind))
 
 
 @pytest.mark.parametrize(

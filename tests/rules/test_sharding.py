@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import math
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from helpers.warm import PYTHON
 from torch import Tensor
 
 import customops
@@ -150,7 +150,7 @@ with _torch.distributed.simulated_ranks("cpu", (2,)) as mesh:
     result = double(distribute_tensor(torch.ones(4), mesh, [Shard(0)], src_data_rank=None))
     assert result.placements == (Shard(0),)
 """
-    subprocess.run([sys.executable, "-W", "ignore", "-c", program], check=True, timeout=120)
+    subprocess.run([PYTHON, "-W", "ignore", "-c", program], check=True, timeout=120)
 
 
 def test_other_arguments_are_part_of_what_is_kept(registry: Registry) -> None:
@@ -295,6 +295,11 @@ def maybe(x: Tensor, bias: Tensor | None = None) -> Tensor:
     return x.amax(0) if bias is None else x.amax(0) * bias
 
 
+def scans(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """DTensor would have them split in the dimension -1."""
+    return x.cumsum(-1), x.cumprod(-1), x.logcumsumexp(-1)
+
+
 def numbers(*shape: int) -> Tensor:
     return torch.rand(shape)
 
@@ -322,6 +327,7 @@ def numbers(*shape: int) -> Tensor:
         (maybe, (numbers(4, 6),), {"0 -> max", "1 -> 0"}),
         (maybe, (numbers(4, 6), numbers(6)), {"1 0 -> 0"}),
         (mean, (numbers(1, 6),), {"1 -> 0"}),
+        (scans, (numbers(4, 6),), {"0 -> 0 0 0"}),
     ],
 )
 def test_derived_placements(registry: Registry, plain: Any, args: Any, expected: set[str]) -> None:
@@ -485,6 +491,16 @@ def test_wrong_rules_are_found(registry: Registry, case: str) -> None:
     outcome = run_check("test_sharding", op, args)
     assert outcome.status == "passed", outcome.error
     assert not dist.is_initialized()
+
+
+def test_a_wrong_derived_rule_is_not_said_to_be_written(registry: Registry) -> None:
+    """As where DTensor is wrong about an op that the reference calls."""
+    op = registry.custom_op("tests_sharding_rules::scan", lambda x: x.cumsum(1), schema="(Tensor x) -> Tensor")
+    op.register_fake(torch.empty_like)
+    op.register_sharding(lambda x: [([Replicate()], [Replicate()])])
+    op._rules.sharding.set(None, DerivedRule(op._definition, Reference(torch.exp, op._definition)))
+    outcome = run_check("test_sharding", op, (torch.rand(4, 4),))
+    assert "the rule is derived from the reference" in str(outcome.error)
 
 
 def test_a_wrong_gradient_through_dtensor_is_found(registry: Registry) -> None:

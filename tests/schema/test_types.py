@@ -3,6 +3,7 @@
 # No `from __future__ import annotations` here: the ops need annotations that are objects.
 
 import ast
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, List, Optional, Sequence
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 import customops
-from customops import infer_schema
+from customops import _torch, infer_schema
 from customops._dispatch.results import fits_type
 from customops._schema import parse, types
 from customops._schema.types import ROWS, TypeRow
@@ -35,8 +36,8 @@ LAYOUT = TypeRow(
     "Layout",
     (torch.layout,),
     defaults=(torch.layout,),
-    write_default=types.enum_text,
-    read_default=types.enum_from("Layout"),
+    write_default=_torch.schema.enum_text,
+    read_default=functools.partial(_torch.schema.enum_from, "Layout"),
     unchanged=(torch.layout,),
 )
 

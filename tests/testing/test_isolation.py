@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers.warm import PYTHON
 
 from customops.errors import CustomOpsError
 from customops.testing import IsolationError, run_each_isolated, run_isolated
@@ -258,7 +259,7 @@ from customops.testing import run_isolated
 signal.signal(signal.SIGINT, signal.default_int_handler)  # nohup ignores it
 run_isolated({code!r})
 """
-    parent = subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True)
+    parent = subprocess.Popen([PYTHON, "-c", program], stderr=subprocess.PIPE, text=True)
     assert wait_until(lambda: pids.exists() and pids.read_text().endswith("\n"), 60)
     parent.send_signal(signal.SIGINT)
     assert "KeyboardInterrupt" in parent.communicate(timeout=30)[1]
@@ -299,7 +300,7 @@ def test_a_method_of_an_object_is_refused() -> None:
 
 def test_what_is_not_in_a_file_is_refused() -> None:
     program = "from customops.testing import run_isolated\ndef f(): pass\nrun_isolated(f)"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    done = subprocess.run([PYTHON, "-c", program], capture_output=True, text=True)
     assert "another process cannot find this function" in done.stderr
     assert "pass its code as a string" in done.stderr
 

@@ -159,6 +159,24 @@ def test_threads_take_turns() -> None:
             torch.testing.assert_close(result, x + x)
 
 
+@interpreted
+def test_the_checker_does_not_blame_an_op_for_the_interpreter() -> None:
+    """It cannot run two kernels at a time; only ops that launch theirs by wrap_triton wait for each other."""
+
+    @customops.custom_op("interpreted::add", mutates_args=())
+    def add(x: Tensor, y: Tensor) -> Tensor:
+        out = torch.empty_like(x)
+        ops.add_kernel[(1,)](x, y, out, x.numel(), ops.tl.float32, BLOCK=64)
+        return out
+
+    samples = [(torch.randn(5, 7), torch.randn(5, 7))]
+    (result,) = [r for r in customops.check(add, samples, only="test_threads").results if r.check != "inputs"]
+    assert result.status == "not exercised"
+    assert "wrap_triton(kernel)" in str(result.reason)
+    (result,) = [r for r in customops.check(ops.add, samples, only="test_threads").results if r.check != "inputs"]
+    assert result.status == "passed"
+
+
 def test_the_interpreter_has_to_be_there_first() -> None:
     script = """if True:
         import triton, os, torch, customops

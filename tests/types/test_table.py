@@ -1,4 +1,4 @@
-"""Each type that a signature can say, in each way to run an op: the table of docs/types.md.
+"""Each type that a signature can say, in each way to run an op: the table of docs/types_table.md.
 
 ``make types-table`` writes the table anew. Each of its cells has a test here: that the op does what the same function
 does in plain torch, or that torch refuses, and how.
@@ -58,7 +58,7 @@ def agrees(program: Callable[..., Any], row: Row, case: int, size: int = 3) -> N
     same(outcome(program, inputs(row, size)), outcome(row.cases[case].expected, inputs(row, size)))
 
 
-PAGE = Path(customops.__file__).parents[1] / "docs" / "types.md"
+PAGE = Path(customops.__file__).parents[1] / "docs" / "types_table.md"
 
 
 def test_the_page_has_the_table() -> None:

@@ -101,6 +101,15 @@ def named_fake(y: Tensor, m: int, *, times: int) -> Tensor:
     return torch.empty_like(y)
 
 
+@three.register_kernel("cuda", name="v2", when=lambda x: x.dim() == 2 or "takes 2 dimensions", priority=1, key=None)
+def three_v2(x: Tensor, y: Tensor, by: float) -> Tensor:
+    return x
+
+
+with three.prefer("v2", "default"), customops.prefer({"typing::*": ["v2"], "typing::three": "v2"}):
+    pass
+
+
 @named.register_kernel("cuda")
 def named_short(x: Tensor) -> Tensor:
     return x

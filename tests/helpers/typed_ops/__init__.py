@@ -1,4 +1,4 @@
-"""Ops with every type that a signature can say, for tests/types: each is a row of the table in docs/types.md."""
+"""Ops with every type that a signature can say, for tests/types: each is a row of the table in docs/types_table.md."""
 
 from helpers.typed_ops.outputs import OUTPUTS
 from helpers.typed_ops.records import RECORDS

@@ -1,4 +1,4 @@
-"""The tables of docs/types.md, as text."""
+"""The tables of docs/types_table.md, as text."""
 
 from __future__ import annotations
 
