@@ -465,13 +465,19 @@ class Run:
         elif accident and case.kind == "optional" and isinstance(error, of_types) and "NoneType" in str(error):
             problem = "the kernel fails where an optional argument is None"
             fix = "test `is not None`; or say by the type that it is not optional"
-        elif accident and case.kind in _OF_VALUES[:3] and trial.reference and attempt(trial, op=trial.reference):
+        elif accident and self._has_to_take(case, error) and trial.reference and attempt(trial, op=trial.reference):
             problem = "the kernel fails by an error that does not say so, on inputs that the reference takes"
             fix = "have the kernel take them; or refuse them in kernel, fake impl and reference, by torch._check(...)"
         else:
             return None
         fields = {"got": in_short(error), "expected": expected, "where": raised_at(error), "fix": fix}
         return CheckError(problem, op=self.op, **fields)
+
+    @staticmethod
+    def _has_to_take(case: Case, error: BaseException) -> bool:
+        """Are inputs those of the sample but for values, or without elements and divided by a size, or indexed?"""
+        is_empty = any(not tensor.numel() for tensor in case.trial.tensors)
+        return case.kind in _OF_VALUES[:3] or (is_empty and isinstance(error, (ArithmeticError, LookupError)))
 
     def _is_about_values(self, case: Case, error: BaseException) -> bool:
         """Does a kernel fail since shapes do not fit, for other finite numbers of floating point?"""

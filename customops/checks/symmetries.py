@@ -131,6 +131,7 @@ def _is_believed(sample: Trial, agreeing: Sequence[Trial], broken: Trial, label:
     as large in each dimension: the windows of a pooling have one element each in small tensors. And it has to be the
     sizes: with the arguments without tensors that `broken` has, such as an exponent, the tensors of the sample follow,
     or are refused; and integers, such as indices, of which longer ones repeat, have the sizes of a call that follows.
+    A number of windows that is a size of the tensor makes windows of one element, too.
     """
 
     def parities(trial: Trial) -> list[tuple[int, ...]]:
@@ -142,13 +143,16 @@ def _is_believed(sample: Trial, agreeing: Sequence[Trial], broken: Trial, label:
     def indices(trial: Trial) -> list[torch.Size]:
         return [tensor.shape for tensor in trial.tensors if is_integer(tensor)]
 
-    if not any(parities(each) == parities(broken) for each in agreeing):
-        return False
-    if not any(all(map(operator.ge, sizes(each), sizes(broken))) for each in agreeing):
-        return False
-    if not any(indices(each) == indices(broken) for each in agreeing):
-        return False
+    def same_as_numbers(trial: Trial) -> list[tuple[bool, ...]]:
+        numbers = [n for n in leaves(list(trial.arguments.values())) if type(n) is int]
+        return [tuple(n == size for n in numbers) for size in sizes(trial)]
+
     leaves = _torch.tensors.tree_leaves
+    if any(all(of(each) != of(broken) for each in agreeing) for of in (parities, indices)):
+        return False
+    alike = [each for each in agreeing if same_as_numbers(each) == same_as_numbers(broken)]
+    if not any(all(map(operator.ge, sizes(each), sizes(broken))) for each in alike):
+        return False
     others = {n: x for n, x in broken.arguments.items() if not any(isinstance(y, torch.Tensor) for y in leaves(x))}
     return not any(differs for _, differs in _compare(sample.with_arguments(**others), label, laws, _HOLDS))
 

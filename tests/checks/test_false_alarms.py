@@ -37,9 +37,10 @@ def test_no_finding(check: str, op: Any, args: tuple[Any, ...]) -> None:
     [
         (aten.pow.Tensor_Scalar, (torch.rand(5, 2, 3), 2)),  # its exponent grows with a size of 2
         (aten.adaptive_max_pool3d.default, (torch.randn(2, 2, 5, 3, 5), [4, 3, 5])),  # of windows of one element
+        (aten.adaptive_max_pool3d.default, (4 * torch.randn(4, 4, 3, 5), [4, 3, 5])),
         (aten.upsample_nearest1d.default, (torch.randn(2, 1, 2), [3])),  # whose scale counts if it is positive
     ],
-    ids=["pow", "adaptive_max_pool3d", "upsample_nearest1d"],
+    ids=["pow", "adaptive_max_pool3d", "adaptive_max_pool3d of cubes", "upsample_nearest1d"],
 )
 def test_what_values_do_depends_on_more_than_sizes(op: Any, args: tuple[Any, ...]) -> None:
     report = customops.check(op, [args], only="test_symmetries", isolate=True)
@@ -97,6 +98,17 @@ def test_a_clamp_by_the_smallest_number_is_no_loss_of_precision(registry: Regist
         return x.abs().amax(-1).clamp(min=torch.finfo(x.dtype).tiny) / 127
 
     assert run_check("test_precision", scale, (torch.zeros(3, 4),)).status == "passed"
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_what_the_smallest_number_of_a_dtype_gives_is_no_loss_of_precision(
+    registry: Registry, ns: str, dtype: torch.dtype
+) -> None:
+    @registry.custom_op(f"{ns}::level", mutates_args=(), differentiable=False)
+    def level(x: Tensor) -> Tensor:
+        return x.abs().clamp(min=torch.finfo(x.dtype).tiny).log()
+
+    assert run_check("test_precision", level, (torch.tensor([0.0, 1.0, 2.0, 0.0], dtype=dtype),)).status == "passed"
 
 
 @pytest.mark.compile

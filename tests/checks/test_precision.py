@@ -68,6 +68,25 @@ def test_integers_that_overflow(op: Finds) -> None:
     op.has_nothing(aten.mul.Tensor, x, x)
 
 
+def test_sums_of_large_integers(op: Finds) -> None:
+    """The numbers of the sample are small, and nothing that the operator could index is there."""
+
+    def narrow(lengths: Tensor) -> Tensor:
+        return lengths.cumsum(0, dtype=lengths.dtype).long()
+
+    def sizes(lengths: Tensor) -> Tensor:
+        return torch.arange(int(lengths.sum(dtype=lengths.dtype)))
+
+    def table(lengths: Tensor, x: Tensor) -> Tensor:
+        return narrow(lengths)
+
+    lengths = torch.tensor([1, 2, 3], dtype=torch.int32)
+    op.finds(narrow, lengths, match="narrow integers")
+    op.passes(aten.cumsum.default, lengths, 0)
+    op.passes(sizes, lengths)
+    op.passes(table, lengths, torch.ones(3))
+
+
 def steps(x: Tensor) -> Tensor:
     return (x * 10).floor() / 4
 

@@ -55,6 +55,7 @@ def sizes(parts: Parts, rank: int) -> Iterator[Case]:
             yield replace(case, is_named=True)
         for case in _all_but_one(parts, spots):
             yield replace(case, is_named=True)
+        yield from _columns(parts, spots)
         yield from _ranks_changed(parts, spots)
         yield from in_turn([_together(parts, spots, changes), _broadcast(parts, spots)])
         yield from _same_dimension(parts, spots)
@@ -231,6 +232,14 @@ def _broadcast(parts: Parts, spots: list[Spot]) -> Iterator[Case]:
             yield from _reshaped(parts, [spot], [shape[1:]], f"{spot.label}: no first dimension", "broadcast")
         yield from _reshaped(parts, [spot], [(2, *shape)], f"{spot.label}: one more dimension", "broadcast")
     yield from _one_dimension(parts, spots, (1,), "broadcast")
+
+
+def _columns(parts: Parts, spots: list[Spot]) -> Iterator[Case]:
+    """A tensor of fewer dimensions than another, as a column that is broadcast to the other's rows."""
+    widest = max((spot.tensor.shape for spot in spots), key=len, default=())
+    for spot in spots if not parts.is_careful else ():
+        if 0 < spot.tensor.dim() < len(widest):
+            yield from _reshaped(parts, [spot], [(*widest[:-1], 1)], f"{spot.label}: a column", "broadcast")
 
 
 def _one_dimension(parts: Parts, spots: list[Spot], news: tuple[int | None, ...], kind: Kind) -> Iterator[Case]:

@@ -80,6 +80,8 @@ def test_what_is_square_in_the_sample_is_soon_tried_as_it_is_not() -> None:
 def test_what_is_broadcast_is_tried_among_the_first() -> None:
     found = shapes(accepted(aten.matmul.default, torch.randn(3, 4), torch.randn(4, 5))[:60])
     assert {((3, 4), (2, 4, 5)), ((2, 3, 4), (4, 5))} <= found
+    found = shapes(accepted(aten.add.Tensor, torch.randn(3, 4), torch.randn(4))[:60])
+    assert ((3, 4), (3, 1)) in found
 
 
 def test_rows_are_longer_than_usual_blocks_at_once() -> None:
