@@ -12,6 +12,7 @@ import importlib
 import operator
 import struct
 import sys
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -164,6 +165,31 @@ def kernel_of_the_cpu(op: Any) -> Callable[..., Any]:
 _installed: dict[str, Any] = {}
 
 
+_raise_what_is_pending: Any = ctypes.PYFUNCTYPE(ctypes.c_int)(("Py_IsInitialized", ctypes.pythonapi))
+
+
+class _Unwound(threading.local):
+    """The exception that C++ is on its way out with, in this thread."""
+
+    error: BaseException | None = None
+
+
+_unwound = _Unwound()
+
+
+def _type_of_device(guard: Any) -> Any:
+    """What a guard asks for. While a hook's exception unwinds the engine, it asks for that in its destructor.
+
+    torch then leaves the exception pending, with which no function of Python can return, and the process ends. So it is
+    taken here: ctypes raises what is pending after a call of Python's C API. `run_backward` raises it again.
+    """
+    try:
+        _raise_what_is_pending()
+    except BaseException as error:
+        _unwound.error = error
+    return _PrivateUse1
+
+
 def install_hooks() -> None:
     """Tell torch that the device is there, before it has a name; raise if somebody else has. It cannot be undone."""
 
@@ -171,7 +197,7 @@ def install_hooks() -> None:
         return True
 
     hook = type("Hooks", (_Hooks,), {"is_available": yes, "is_built": yes, "has_primary_context": yes})
-    guard = type("Guard", (_Guard,), {"type_": lambda self: _PrivateUse1})
+    guard = type("Guard", (_Guard,), {"type_": _type_of_device})
     for what, made, register in (("hooks", hook(), _register_hook), ("a device guard", guard(), _register_guard)):
         if what in _installed:
             continue
@@ -305,7 +331,14 @@ def single_threaded_backward(undo: contextlib.ExitStack, *, pin_memory: bool) ->
             problem = "DistributedDataParallel that looks for unused parameters takes pinned memory"
             raise UnsupportedError(problem, op="backward", fix="register_backend(..., pin_memory=True)")
         with torch.autograd.set_multithreading_enabled(False), _Pinning() if pins else contextlib.nullcontext():
-            return _run_backward(*args, **kwargs)
+            _unwound.error = None
+            try:
+                return _run_backward(*args, **kwargs)
+            except SystemError:
+                error, _unwound.error = _unwound.error, None
+                if error is None:
+                    raise
+            raise error
 
     for module in ("autograd", "autograd.graph"):
         replace(undo, f"{module}._engine_run_backward", run_backward)

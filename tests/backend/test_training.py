@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import math
 import threading
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from helpers.isolated import isolated
 from helpers.npy import register
 from torch import nn
 from torch.testing import assert_close
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from customops.backend import register_backend
@@ -346,6 +349,60 @@ def test_backward_in_threads_of_ones_own() -> None:
     thread.start()
     thread.join()
     assert grads == [[3, 3]]
+
+
+class _Raises(TorchDispatchMode):
+    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise _Of(str(op))
+
+
+class _Of(BaseException):
+    pass
+
+
+def raises(*_: Any) -> None:
+    raise _Of("a hook")
+
+
+@on_device
+def test_an_exception_of_a_hook_comes_out_of_backward() -> None:
+    """It ended the process: torch asks the guard of the device, in Python, while the exception is pending."""
+    add: list[Callable[[torch.Tensor, torch.Tensor], Any]] = [
+        lambda x, y: y.register_hook(raises),
+        lambda x, y: y.grad_fn.register_hook(raises),
+        lambda x, y: y.grad_fn.register_prehook(raises),
+        lambda x, y: x.register_hook(raises),
+        lambda x, y: x.register_post_accumulate_grad_hook(raises),
+        lambda x, y: torch.autograd.graph.register_multi_grad_hook((x,), raises),
+    ]
+    for each in add:
+        x = torch.ones(2, device="npy", requires_grad=True)
+        y = x * x
+        handle = each(x, y)
+        with pytest.raises(_Of, match="a hook") as caught:
+            y.sum().backward(retain_graph=True)
+        assert caught.traceback[-1].name == "raises"
+        handle.remove()
+        x.grad = None
+        y.sum().backward()
+        assert x.grad.tolist() == [2, 2]
+
+
+@on_device
+def test_an_exception_of_code_that_a_graph_calls_comes_out() -> None:
+    x = torch.ones(2, device="npy", requires_grad=True)
+    with pytest.raises(_Of), torch.autograd.graph.saved_tensors_hooks(raises, lambda kept: kept):
+        x * x
+    with torch.autograd.graph.saved_tensors_hooks(lambda kept: kept, raises):
+        y = x * x
+    with pytest.raises(_Of):
+        y.sum().backward()
+    with pytest.raises(_Of), _Raises():
+        (x * 2).sum().backward()
+    y = x * 2
+    y.register_hook(lambda gradient: "text")
+    with pytest.raises(TypeError, match="hook returned 'str'"):
+        y.sum().backward()
 
 
 alone = isolated()

@@ -8,6 +8,7 @@ import importlib
 import io
 import json
 import pickle
+import time
 import traceback
 import warnings
 from collections import Counter
@@ -596,8 +597,11 @@ def memory_of_fsdp(rank: int) -> None:
         output = model(torch.ones(1, 256, device="npy"))
         torch.npy.synchronize()
         peaks[reshard] = (torch.npy.max_memory_allocated() - before) / of_layer
-        gathered = (torch.npy.memory_allocated() - before) / of_layer
-        assert gathered < 0.1 if reshard else gathered > layers - 0.1, gathered
+        end = time.monotonic() + 10  # a thread of gloo gives the last layer back after the collective
+        while (gathered := (torch.npy.memory_allocated() - before) / of_layer) > 0.1 and reshard:
+            assert time.monotonic() < end, gathered
+            time.sleep(0.01)
+        assert reshard or gathered > layers - 0.1, gathered
         output.sum().backward()
         torch.npy.synchronize()
         assert torch.npy.memory_allocated() - before < (layers / 2 + 0.2) * of_layer  # the gradients, of this half
