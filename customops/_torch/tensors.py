@@ -396,6 +396,12 @@ class SymbolicRun:
         self.mode: Any = torch._subclasses.FakeTensorMode(shape_env=self.env)
         self._inputs: list[Any] = []
 
+    @contextlib.contextmanager
+    def active(self) -> Iterator[None]:
+        """As where torch traces: with the implementations in Python of what C++ has for numbers alone."""
+        with self.mode, importlib.import_module("torch._dispatch.python").enable_python_dispatcher():
+            yield
+
     def fake(self, tensor: torch.Tensor) -> Any:
         """A fake of a tensor."""
         dims = tensor.dim()

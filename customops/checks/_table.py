@@ -68,6 +68,15 @@ def of_kinds(*kinds: str, each: int | None = None, also: Selection | None = None
     return select
 
 
+def with_reference(select: Selection) -> Selection:
+    """All inputs that have a reference function, which takes no longer than the operator; else what `select` picks."""
+
+    def chosen(cases: Sequence[Case], effort: Effort) -> Iterable[Case]:
+        return cases if all(case.trial.reference is not None for case in cases) else select(cases, effort)
+
+    return chosen
+
+
 def named(cases: Sequence[Case], effort: Effort) -> Iterable[Case]:
     """The inputs that were changed to what the code of the op mentions."""
     found = [case for case in cases if case.is_named]
@@ -220,13 +229,15 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
         "test_kernels": Check(
             kernels.check,
             "kernels against each other, and against a reference function",
-            of_kinds(
-                *("size", "dtype", "value", "number", "choice", "layout", "broadcast", "optional", "list"),
-                *("padding", "index"),
-                each=3,
-                size=16,
-                value=8,
-                also=named,
+            with_reference(
+                of_kinds(
+                    *("size", "dtype", "value", "number", "choice", "layout", "broadcast", "optional", "list"),
+                    *("padding", "index"),
+                    each=3,
+                    size=16,
+                    value=8,
+                    also=named,
+                )
             ),
             after=_CALL,
             takes_reference=True,

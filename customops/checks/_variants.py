@@ -13,13 +13,15 @@ from collections.abc import Callable, Iterator
 import torch
 
 from customops.checks import _memory
-from customops.checks._inputs import is_plain
+from customops.checks._inputs import is_plain, tensors_in
+from customops.checks._outcome import processor_time
 from customops.checks._runs import attempt, difference
 from customops.checks._trial import Effort, Trial
 from customops.checks.inputs.derive import derive
-from customops.checks.inputs.parts import variation_of
+from customops.checks.inputs.parts import is_integer, variation_of
 
 #: Operators of torch that are about storages, or that return memory as they find it.
+_SOON = 0.04  #: seconds of processor time of two calls
 _ABOUT_STORAGES = ("as_strided", "resize", "set_", "empty", "storage", "alias", "_reinterpret", "lift")
 
 
@@ -47,6 +49,40 @@ def reordered(tensor: torch.Tensor, by: int) -> torch.Tensor:
 def reordered_values(trial: Trial) -> Trial:
     """The same call with the elements of each tensor in another order."""
     return trial.map_tensors(lambda _, tensor: reordered(tensor, 1))
+
+
+def other_scales(trial: Trial) -> Iterator[Trial]:
+    """The same call with larger and smaller numbers, with signs at random, and with flags at random."""
+    numbers = torch.Generator().manual_seed(2)
+
+    def signed(_name: str, tensor: torch.Tensor) -> torch.Tensor:
+        signs = torch.randint(0, 2, tensor.shape, generator=numbers).to(tensor.device)
+        if tensor.dtype is torch.bool:
+            return signs.bool()
+        return tensor * (2 * signs - 1).to(tensor.dtype) if tensor.is_floating_point() else tensor
+
+    for factor in (64, 1 / 64):
+        yield trial.map_tensors(lambda _, x, by=factor: x * by if x.is_floating_point() else x)  # type: ignore[misc]
+    yield trial.map_tensors(signed)
+
+
+def with_large_integers(trial: Trial, op: Callable[..., object] | None = None) -> Trial | None:
+    """The same call with integers near the end of their dtype: the sum of two is more than it holds.
+
+    None where they may be indices into other tensors, sizes of results, or counts of what is to be done. `op`: what is
+    asked for that, in the place of the operator.
+    """
+    dtypes = {tensor.dtype for tensor in trial.tensors}
+    if len(dtypes) != 1 or not all(is_integer(tensor) and tensor.numel() for tensor in trial.tensors):
+        return None
+    (dtype,) = dtypes
+    room = torch.iinfo(dtype).max // max(1, *(abs(int(end)) for x in trial.tensors for end in x.aminmax()))
+    start = processor_time()
+    several = [attempt(trial.map_tensors(lambda _, x, by=by: x * by), op=op) for by in (1, min(room, 4096))]  # type: ignore[misc]
+    if None in several or processor_time() - start > _SOON:
+        return None
+    shapes = [[tensor.shape for tensor in tensors_in([*results.values()])] for results in several if results]
+    return trial.map_tensors(lambda _, x: x * room) if all(each == shapes[0] for each in shapes) else None
 
 
 def resized(tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:

@@ -26,6 +26,7 @@ CheckGradients = bool | Literal["auto"]
 
 #: AOTAutograd refuses outputs of other kinds. They would be constants of the trace.
 _RESULTS = (torch.Tensor, int, float, torch.SymInt, torch.SymFloat, torch.SymBool)
+_UNDIVIDED = "was invalid, but is output"  #: what torch says of a node of the joint graph
 
 
 def aot_dispatch_check(
@@ -63,6 +64,10 @@ def check(trial: Trial, *, dynamic: bool) -> None:
         is_about_data = error.__cause__ is not None and _torch.tensors.needs_data(error.__cause__)
         if dynamic and is_about_data and is_untraceable(trial.op):
             raise NotExercised("the operator is tagged as depending on data, and is left out of traces") from error
+        if dynamic and _UNDIVIDED in str(error.__cause__):
+            check(trial.detached(), dynamic=dynamic)
+            reason = "torch cannot divide a graph with a size that depends on data into forward and backward"
+            raise NotExercised(f"{reason}; the forward agrees") from error
         raise
 
 

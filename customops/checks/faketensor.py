@@ -286,7 +286,7 @@ def check_symbolic_sizes(trial: Trial) -> None:
         except _torch.tensors.NoFakeTensor as error:
             raise NotExercised(f"torch cannot make a fake of an input: {in_short(error)}") from error
         try:
-            with run.mode, _torch.tensors.as_if_compiling():
+            with run.active(), _torch.tensors.as_if_compiling():
                 promised = _torch.tensors.tree_leaves(fake.results())
         except Exception as error:
             # Where it does not run on numbers either, it is test_faketensor that says so.

@@ -47,6 +47,7 @@ from customops.errors import CheckError, name_of, where
 
 _LARGE_STEPS = (0.3, 1.0, 3.0, -0.3, -1.0, -3.0, 1e2, 1e4)  #: times the size of elements
 _MOST_ELEMENTS = 64
+_TIE = "the slopes along several directions do not add up: the operator is not smooth there"
 _MOST_DOUBTS = 5  #: pairs of an input and an output that are looked at after a mismatch
 _MANY = 8  #: outputs: with more, an input is tried with all at once before it is with each
 
@@ -139,7 +140,7 @@ class _Comparison(Differences):
             if verdict == "unclear" and i == 0:
                 self._compare_common_shift(point)
             reason = self._confirm(point) if verdict == "differs" else None
-            if reason:
+            if reason and reason != _TIE:
                 return reason
         return "the operator is not smooth around these inputs, or too steep"
 
@@ -257,6 +258,8 @@ class _Comparison(Differences):
                 return "the operator is a step function, with a gradient that its author chose"
         if gradient is not None and self._is_passed_on(i, k, point, cotangents, gradient):
             return "the operator rounds most elements, and passes the gradient on, which its author chose"
+        if not self._is_linear(point, i, k):
+            return _TIE
         # Functions of symmetric matrices read one triangle alone.
         if gradient is None or gradient.dim() < 2 or gradient.shape[-1] != gradient.shape[-2] or gradient.shape[-1] < 2:
             return None
@@ -265,6 +268,20 @@ class _Comparison(Differences):
         if is_one and not self.differs(point, cotangents, gradients, direction):
             return "the operator is one of symmetric matrices: it reads one triangle of them"
         return None
+
+    def _is_linear(self, point: Tensors, i: int, k: int) -> bool:
+        """Do slopes along two directions add up? Not where elements tie, of which those that change most are taken."""
+        one, other = self.direction([i]), self.direction([i])
+        both = [u + w for u, w in zip(one, other, strict=True)]
+        slopes = [self.slope(point, direction) for direction in (one, other, both)]
+        if any(found is None for found in slopes):
+            return True
+        first, second, sum_ = (found.value[k] for found in slopes if found is not None)
+        if not sum_.numel():
+            return True
+        error = max(float(found.error[k].max()) for found in slopes if found is not None)
+        size = float((first.abs() + second.abs()).max())
+        return float((first + second - sum_).abs().max()) <= 10 * error + 1e-3 * size
 
     def _is_passed_on(self, i: int, k: int, point: Tensors, cotangents: Gradients, gradient: torch.Tensor) -> bool:
         """Is it a rounding to a scale that the largest element makes, whose backward passes its gradient on?

@@ -27,11 +27,12 @@ from customops.checks import _memory
 from customops.checks._outcome import NotExercised
 from customops.checks._runs import Results, attempt, compare, results_of, steady_results, tolerance_of
 from customops.checks._trial import Trial, failed_call
-from customops.checks._variants import are_plain, other_numbers
+from customops.checks._variants import are_plain, other_numbers, with_large_integers
 from customops.errors import innermost, where
 
 _FOR_ALL = ("CompositeExplicitAutograd", "CompositeImplicitAutograd", "CompositeExplicitAutogradNonFunctional")
 _INTEGERS = (torch.int32, torch.int64)
+_SMALL = (torch.int8, torch.uint8)
 _FIX = "one of the two is wrong for these inputs"
 REFUSED = "the operator takes inputs that its reference function refuses"
 #: A call, its results, the right ones, and what a difference means: the fields of a fault.
@@ -72,12 +73,38 @@ def _plain_functions(trial: Trial, expected: Results) -> Iterator[_Pair]:
             raise trial.fault(problem, got, "return from both what the schema has", expected="as many results")
         fields = {"problem": problem, "expected": f"the results of {where(trial.reference)}"}
         yield trial, expected, {name: value for name, value in right.items() if name in expected}, fields
+        for changed in _values_for_reference(trial):
+            # The reference is first: it says whether small integers are indices, which a kernel may not look at.
+            right = attempt(changed, op=trial.reference) or {}
+            actual = attempt(changed) if right else None
+            if actual is not None and all(right.get(name) is not None for name in actual):
+                yield changed, actual, {name: right[name] for name in actual}, fields
     for function in trial.custom_op._rules.equivalents() if trial.custom_op is not None else ():
         right = results_of(trial, op=function)
         if not any(value is NotImplemented for value in right.values()):
             problem = "the operator has other results than what compilers take for it"
             fields = {"problem": problem, "expected": "the results of its decomposition, lowering or replacement"}
             yield trial, expected, right, fields
+
+
+def _values_for_reference(trial: Trial) -> Iterator[Trial]:
+    """Large integers; the ends of those of 8 bits; zeros, and -inf, for tensors of one shape among several."""
+    if (large := with_large_integers(trial, trial.reference)) is not None:
+        yield large
+    small = [tensor for tensor in trial.distinct if tensor.dtype in _SMALL and tensor.numel()]
+    for swap in (False, True) if small else ():
+        changed = {}
+        for i, tensor in enumerate(small):
+            range_ = torch.iinfo(tensor.dtype)
+            ends = torch.tensor([range_.min, range_.max], dtype=tensor.dtype)
+            order = (torch.arange(tensor.numel()) + i + swap) % 2 if tensor.dim() > 1 else torch.tensor((i + swap) % 2)
+            changed[id(tensor)] = ends[order.expand(tensor.numel())].reshape(tensor.shape).to(tensor.device)
+        yield trial.replaced(changed)
+    floats = [tensor for tensor in trial.distinct if tensor.is_floating_point() and tensor.numel()]
+    for shape in {tensor.shape for tensor in floats}:
+        alike = [tensor for tensor in floats if tensor.shape == shape]
+        for value in (0.0, -float("inf")) if 1 < len(alike) < len(floats) else ():
+            yield trial.replaced({id(tensor): torch.full_like(tensor, value) for tensor in alike})
 
 
 def _alternatives(trial: Trial, expected: Results) -> Iterator[_Pair]:

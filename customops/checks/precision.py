@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from customops.checks._inputs import tensors_in
-from customops.checks._outcome import NotExercised, processor_time, require
+from customops.checks._outcome import NotExercised, require
 from customops.checks._runs import (
     Results,
     attempt,
@@ -35,6 +35,7 @@ from customops.checks._runs import (
     tolerance_of,
 )
 from customops.checks._trial import Trial
+from customops.checks._variants import with_large_integers
 from customops.checks.inputs.parts import is_integer
 from customops.checks.inputs.values import name_of
 
@@ -42,7 +43,6 @@ _NARROW_INTS = (torch.uint8, torch.int8, torch.int16, torch.int32)
 #: Of narrow dtypes, how many times what a change of the inputs by rounding does the error of a result may be.
 _STEPS = {torch.float16: 8.0, torch.bfloat16: 8.0, torch.float32: 64.0}
 _MOST_RESULTS = 1_000_000
-_SOON = 0.02  #: seconds of processor time of one call
 _LARGE = 2048  #: elements; sums of as many in a dtype of 16 bits show how they are made
 #: Dtypes, the largest values to try in them, the results that they should be able to hold, and what may be wrong.
 _RANGES = (
@@ -198,17 +198,10 @@ def _check_integers(trial: Trial, expected: Results) -> bool:
         return False
     (dtype,) = narrow
     tried = _compare_with_wide_integers(trial, dtype, expected)
-    if not all(tensor.dtype is dtype and tensor.numel() for tensor in trial.tensors):
-        return tried  # they may be indices into the other tensors
-    room = torch.iinfo(dtype).max // max(1, *(int(tensor.long().abs().max()) for tensor in trial.tensors))
-    start = processor_time()
-    larger = attempt(trial.map_tensors(lambda _, x: x * min(room, 4096)))
-    if larger is None or processor_time() - start > _SOON:
-        return tried  # they may be counts of what is to be done
-    if all(_kind(larger[name]) == _kind(value) for name, value in expected.items()):  # no size depends on them
-        large = trial.map_tensors(lambda _, x: x * room)  # the sum of two is more than the dtype holds
-        results = attempt(large)
-        tried |= results is not None and _compare_with_wide_integers(large, dtype, results)
+    large = with_large_integers(trial)
+    results = None if large is None else attempt(large)
+    if large is not None and results is not None:
+        tried |= _compare_with_wide_integers(large, dtype, results)
     return tried
 
 

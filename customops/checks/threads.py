@@ -23,7 +23,8 @@ from customops.checks._trial import Trial
 from customops.checks._variants import other_values
 from customops.errors import is_users
 
-_CALLS = 12
+_CALLS, _MOST_CALLS = 12, 60
+_BUDGET = 0.03  #: seconds of calls in each thread, where more than the fewest calls fit in
 _MOST_PAUSES = 120
 _PAUSE = 2e-5  #: seconds, at a line of Python
 _PATIENCE = 10.0  #: seconds, at the least, until calls that do not return are taken for stuck
@@ -33,15 +34,17 @@ def check(trial: Trial) -> None:
     trial = trial.detached()
     start = time.perf_counter()
     results = steady_results(trial)
-    patience = max(_PATIENCE, 10 * _CALLS * (time.perf_counter() - start))
+    seconds = time.perf_counter() - start  # of two calls, with copies
+    calls = min(max(_CALLS, int(2 * _BUDGET / seconds)), _MOST_CALLS)
+    patience = max(_PATIENCE, 10 * calls * seconds)
     other = other_values(trial)
     if other is None:
         raise NotExercised("no other values were accepted, with which a second thread could call the operator")
-    _compare(patience, _Worker(trial, results), _Worker(other, steady_results(other)))
+    _compare(patience, _Worker(trial, results, calls), _Worker(other, steady_results(other), calls))
     wide = other.in_float64()
     wide_results = attempt(wide)
     if wide_results is not None and any(tensor.is_floating_point() for tensor in wide.tensors):
-        _compare(patience, _Worker(trial, results), _Worker(wide, wide_results))
+        _compare(patience, _Worker(trial, results, calls), _Worker(wide, wide_results, calls))
 
 
 def _compare(patience: float, *workers: _Worker) -> None:
@@ -88,9 +91,9 @@ def _compare(patience: float, *workers: _Worker) -> None:
 class _Worker:
     """Calls an operator again and again, and compares."""
 
-    def __init__(self, trial: Trial, expected: Results) -> None:
+    def __init__(self, trial: Trial, expected: Results, calls: int) -> None:
         self.trial, self.expected = trial, expected
-        self.calls = [trial.copy() for _ in range(_CALLS)]
+        self.calls = [trial.copy() for _ in range(calls)]
         self.pauses = _MOST_PAUSES
         self.found: tuple[str, str] | None = None
         self.error: Exception | None = None

@@ -111,6 +111,29 @@ def test_what_the_smallest_number_of_a_dtype_gives_is_no_loss_of_precision(
     assert run_check("test_precision", level, (torch.tensor([0.0, 1.0, 2.0, 0.0], dtype=dtype),)).status == "passed"
 
 
+def test_where_all_elements_tie_a_gradient_is_one_of_several(registry: Registry, ns: str) -> None:
+    """Along each single direction the largest two of zeros have a slope, of which a gradient has two elements."""
+
+    @registry.custom_op(f"{ns}::largest_two", mutates_args=())
+    def largest_two(x: Tensor) -> Tensor:
+        return x.gather(-1, x.abs().argsort(stable=True, dim=-1, descending=True)[..., :2])
+
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return torch.zeros_like(x).scatter(-1, x.abs().argsort(stable=True, dim=-1, descending=True)[..., :2], gradient)
+
+    largest_two.register_autograd(backward, setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs))
+    largest_two.register_fake(lambda x: x.new_empty((*x.shape[:-1], 2)))
+    for x in (torch.zeros(2, 4), torch.zeros(1, 4, dtype=torch.float64)):
+        result = run_check("test_gradients", largest_two, (x.requires_grad_(),))
+        assert result.status == "passed", result
+    largest_two.register_autograd(
+        lambda ctx, gradient: backward(ctx, gradient * 2),
+        setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
+    )
+    assert run_check("test_gradients", largest_two, (torch.zeros(2, 4).requires_grad_(),)).status == "failed"
+
+
 @pytest.mark.compile
 @pytest.mark.parametrize("op", [aten.allclose.default, aten.equal.default], ids=str)
 def test_an_op_tagged_as_depending_on_data_is_not_traced(op: Any) -> None:

@@ -8,13 +8,15 @@ something new. Conditional jumps are followed, not lines, as `a if n > 8 else b`
 from __future__ import annotations
 
 import collections
+import contextlib
 import dis
 import sys
 import types
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
+
+import torch
 
 from customops.checks._trial import Case, Trial
 from customops.checks.inputs import shapes, values
@@ -28,23 +30,41 @@ class Branches:
     """The conditional jumps of the code of an op, and where they went."""
 
     def __init__(self, trial: Trial) -> None:
-        fake = [] if trial.custom_op is None else [trial.custom_op._rules.fake.fn]
+        self._fake: Any = None if trial.custom_op is None else trial.custom_op._rules.fake.fn
+        #: Those of which only one way, or none, was seen.
         self.jumps: dict[types.CodeType, set[int]] = {}
-        for function in functions_of([*trial.kernels, *fake]):
+        self._add(trial.kernels)
+        of_kernels = set(self.jumps)
+        self._add([self._fake] if self._fake is not None else [])
+        self._of_fake = self.jumps.keys() - of_kernels  #: alone
+        self.seen: set[tuple[types.CodeType, int, int]] = set()
+        self._one_way: set[tuple[types.CodeType, int]] = set()
+
+    def _add(self, functions: Sequence[Any]) -> None:
+        for function in functions_of(functions):
             codes = [function.__code__]
             for code in codes:
                 codes += [const for const in code.co_consts if isinstance(const, types.CodeType)]
                 is_jump = {each.offset for each in dis.get_instructions(code) if _is_conditional(each.opname)}
                 if is_jump:
                     self.jumps[code] = is_jump
-        self.seen: set[tuple[types.CodeType, int, int]] = set()
 
     @property
     def is_complete(self) -> bool:
         """Went all of them both ways?"""
-        return len(self.seen) >= 2 * sum(map(len, self.jumps.values()))
+        return not self.jumps
 
-    @contextmanager
+    def run_fake(self, trial: Trial) -> None:
+        """Call the fake impl if there are jumps in it alone, on tensors without data, which are cheaper than fakes."""
+        if self._of_fake.isdisjoint(self.jumps):
+            return
+        with contextlib.suppress(Exception):  # it may refuse them, or need a fake
+            bare = trial.map_tensors(
+                lambda _, x: torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
+            )
+            self._fake(*bare.args, **bare.kwargs)
+
+    @contextlib.contextmanager
     def recorded(self) -> Iterator[None]:
         """What the block runs is added to what was seen."""
         monitoring: Any = getattr(sys, "monitoring", None)
@@ -61,20 +81,28 @@ class Branches:
             events = monitoring.events
             kinds = [events.BRANCH_LEFT, events.BRANCH_RIGHT] if hasattr(events, "BRANCH_LEFT") else [events.BRANCH]
             monitoring.use_tool_id(_TOOL, "customops.check")
+            codes = list(self.jumps)
             try:
                 for kind in kinds:
                     monitoring.register_callback(_TOOL, kind, self._went)
-                for code in self.jumps:
+                for code in codes:
                     monitoring.set_local_events(_TOOL, code, sum(kinds))
                 yield
             finally:
-                for code in self.jumps:
+                for code in codes:
                     monitoring.set_local_events(_TOOL, code, 0)
                 monitoring.free_tool_id(_TOOL)
 
     def _went(self, code: types.CodeType, jump: int, to: int) -> None:
-        if jump in self.jumps[code]:
-            self.seen.add((code, jump, to))
+        if jump not in self.jumps.get(code, ()) or (code, jump, to) in self.seen:
+            return
+        self.seen.add((code, jump, to))
+        if (code, jump) not in self._one_way:
+            self._one_way.add((code, jump))
+            return
+        self.jumps[code].discard(jump)
+        if not self.jumps[code]:
+            del self.jumps[code]
 
     def _trace(self, frame: Any, event: str, _argument: Any) -> Any:
         """For Python before 3.12, which has no `sys.monitoring`."""
@@ -86,8 +114,7 @@ class Branches:
         def follow(frame: Any, event: str, _argument: Any) -> Any:
             nonlocal before
             if event == "opcode":
-                if before in self.jumps[frame.f_code]:
-                    self.seen.add((frame.f_code, before, frame.f_lasti))
+                self._went(frame.f_code, before, frame.f_lasti)
                 before = frame.f_lasti
             return follow
 

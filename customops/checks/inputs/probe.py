@@ -6,7 +6,6 @@ where the fake impl alone refuses it, that is kept, for a check to judge.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import math
 import time
@@ -69,16 +68,20 @@ def probe(
     start, after_first = time.perf_counter(), processor_time()
     probed, mode = Probed(), _torch.tensors.fake_mode()
     limits = limits or Limits()
-    recorded = contextlib.nullcontext if branches is None else branches.recorded
     limit: int | None = None  # elements of those that were too large
     for case in cases:
         if limit is not None and _elements(case.trial.tensors) >= limit:
             probed.dropped += 1
             continue
         before, reference = processor_time(), case.trial.reference
-        with warnings.catch_warnings(record=True), torch.no_grad(), recorded():
+        with warnings.catch_warnings(record=True), torch.no_grad():
             warnings.simplefilter("always")
-            error, result = kernel_error(case.trial, limits)
+            if branches is None:
+                error, result = kernel_error(case.trial, limits)
+            else:
+                with branches.recorded():
+                    error, result = kernel_error(case.trial, limits)
+                    branches.run_fake(case.trial)
             is_large = processor_time() - before > SLOW_SECONDS or _elements(result) > HUGE_ELEMENTS
             is_index = error is None and case.kind == "padding" and _stands_for_an_index(case.trial, result)
             fake = fake_error(case.trial, mode)
@@ -116,7 +119,7 @@ def search(
 ) -> list[Case]:
     """Further inputs that the operator accepts, for each of which its code goes a way that it did not go before."""
     found: list[Case] = []
-    end, mode = processor_time() + seconds, _torch.tensors.fake_mode()
+    end = processor_time() + seconds
     tried = candidates(probed.accepted, variation, found) if probed.accepted else iter(())
     for case in itertools.islice(tried, at_most):
         if branches.is_complete or processor_time() > end:
@@ -127,7 +130,7 @@ def search(
                 warnings.simplefilter("ignore")
                 error, result = kernel_error(case.trial, limits or Limits())
                 if error is None:
-                    fake_error(case.trial, mode)
+                    branches.run_fake(case.trial)
             if isinstance(error, TookTooLong) or (error is not None and is_mistake(error)):
                 probed.rejected.append(Rejection(case, error, None))
             if error is None and len(branches.seen) > seen and _elements(result) <= HUGE_ELEMENTS:
