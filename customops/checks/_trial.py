@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -12,6 +14,7 @@ from customops import _torch
 from customops._dispatch.callbacks import completer
 from customops._dispatch.preference import here
 from customops._op.op import CustomOpDef
+from customops._op.registry import Registry
 from customops._schema import model, parse
 from customops._versions import cached_property
 from customops.checks._inputs import copy_tensors, seeded, tensors_in
@@ -19,6 +22,8 @@ from customops.checks._outcome import NotExercised, UsageError, in_short, raised
 from customops.errors import CheckError, CustomOpsError, brief, where
 
 __tracebackhide__ = True  # pytest leaves the frames out
+
+_numbers = itertools.count()
 
 #: The problem of a call that raises. It is a fault of a sample, and none of an input derived from it.
 FAILS = "the operator itself fails on these inputs"
@@ -185,6 +190,35 @@ class Trial:
         """Raise NotExercised if an input is a tensor without data."""
         if any(_torch.tensors.is_abstract(tensor) for tensor in self.tensors):
             raise NotExercised("an input is a meta, fake or functorch tensor: there is no data to run the operator on")
+
+
+@contextlib.contextmanager
+def as_operator(fn: Callable[..., Any], schema: str) -> Iterator[Any]:
+    """A function as an operator, of `schema` without a name, within the block."""
+    registry = Registry()
+    try:
+        op = registry.custom_op(
+            f"customops_check::function_{next(_numbers)}", fn, schema=schema, mutates_args=(), check="never"
+        )
+        yield op._opoverload
+    finally:
+        registry.clear()
+
+
+@contextlib.contextmanager
+def of_reference(trial: Trial) -> Iterator[Trial]:
+    """The same call of the reference function, as an operator."""
+    function: Any = trial.reference
+    _, _, schema = str(_torch.schema.schema_of(trial.op)).partition("(")
+
+    def copy_of(value: Any) -> Any:
+        return value.clone() if isinstance(value, torch.Tensor) else value
+
+    def plain(*args: Any, **kwargs: Any) -> Any:
+        return _torch.tensors.tree_map(copy_of, function(*args, **kwargs))  # it may return an input
+
+    with as_operator(plain, f"({schema}") as op:
+        yield replace(trial, op=op, reference=None, first=None)
 
 
 class JudgingMode(_torch.tensors.TorchDispatchMode):

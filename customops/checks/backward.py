@@ -8,7 +8,6 @@ strides and the memory it comes to lie in change nothing.
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,15 +15,12 @@ from typing import Any
 
 import torch
 
-from customops._op.registry import Registry
 from customops.checks import batches, determinism, layouts, permutations, precision
 from customops.checks._derivatives import differentiable, generator, place_of_formula, random_like
 from customops.checks._outcome import NotExercised, require
-from customops.checks._trial import FAILS, Trial
+from customops.checks._trial import FAILS, Trial, as_operator
 from customops.checks._variants import are_plain
 from customops.errors import CheckError
-
-_numbers = itertools.count()
 
 #: What is checked of a backward, on its ordinary inputs.
 _CHECKS: tuple[Callable[[Trial], None], ...] = (
@@ -103,13 +99,7 @@ def _as_operator(trial: Trial, labels: set[str]) -> Iterator[Trial]:
     count = sum(wanted)
     result = "Tensor" if count == 1 else f"({', '.join(['Tensor'] * count)})"
     schema = f"({', '.join(f'Tensor {name}' for name in arguments)}) -> {result}"
-    registry = Registry()
-    try:
-        op = registry.custom_op(
-            f"customops_check::backward_{next(_numbers)}", backward, schema=schema, mutates_args=(), check="never"
-        )
+    with as_operator(backward, schema) as op:
         values = [x.detach() for x in tensors] + [g for g in cotangents if g is not None]
         scale = max(float(x.abs().max()) for x in values if x.is_floating_point() and x.numel())
-        yield Trial(op._opoverload, tuple(values), scale=scale)
-    finally:
-        registry.clear()
+        yield Trial(op, tuple(values), scale=scale)
