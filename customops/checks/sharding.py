@@ -119,8 +119,12 @@ class _Sharded:
         returns = range(len(self.call.operator.schema.returns))
         named = ["the output"] if len(returns) == 1 else [f"output {i}" for i in returns]
         found = {name: [each.results[i] for each in combination] for i, name in enumerate(named)}
-        for i, argument in enumerate(self.call.arguments):  # of a list all alike
-            found.setdefault(f"argument {argument.name} after the call", [each.tensors[i] for each in combination])
+        for argument in self.call.arguments:
+            own = [i for i, other in enumerate(self.call.arguments) if other is argument]
+            is_list = isinstance(self.trial.arguments.get(argument.name), list | tuple)
+            found[f"argument {argument.name} after the call"] = [
+                [each.tensors[i] for i in own] if is_list else each.tensors[own[0]] for each in combination
+            ]
         return found
 
     def _put_together(self, values: list[Any], expected: Any, placed: list[Any]) -> str | None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -177,3 +179,149 @@ def test_indices_stay_in_their_dtype_where_a_dimension_outgrows_it() -> None:
 def test_a_dispatch_mode_passes_higher_order_ops_on() -> None:
     with _Through():
         torch.ops.higher_order.out_dtype(aten.mm.default, torch.int32, *[torch.ones(2, 2, dtype=torch.int8)] * 2)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What holds at the sample's sizes, and is no law
+
+
+def unit_rows(x: Tensor, least: float) -> Tensor:
+    """While they are short, elements are divided by a constant, each by itself."""
+    return x / x.norm(dim=-1, keepdim=True).clamp(min=least)
+
+
+def dilated(x: Tensor) -> Tensor:
+    return torch.nn.functional.max_pool1d(x.float()[None], 3, 1, 1)[0].bool()
+
+
+def unwrapped(x: Tensor) -> Tensor:
+    """Where no step is large, these are the elements themselves."""
+    steps = x.diff(dim=-1)
+    turns = (steps.abs() > math.pi) * steps.sign() * 2 * math.pi
+    return x - torch.nn.functional.pad(turns, (1, 0)).cumsum(-1)
+
+
+def moved(x: Tensor, mean: Tensor, step: Tensor) -> Tensor:
+    """Where all have one sign, it does not matter whose it is."""
+    return x - torch.from_numpy(np.sign((mean + step).numpy()))
+
+
+@pytest.mark.parametrize(
+    ("check", "fn", "args"),
+    [
+        ("test_batches", unit_rows, (torch.tensor([1.0, 2.0], dtype=torch.float64), 10.0)),
+        ("test_batches", dilated, (torch.tensor([[True, False]]),)),
+        ("test_permutations", unwrapped, (torch.tensor([0.0, 2.0, -1.0, -2.5, 0.5], dtype=torch.float64),)),
+        ("test_permutations", unwrapped, (torch.tensor([[1.0, 2.0]], dtype=torch.float64),)),
+        ("test_permutations", moved, tuple(torch.arange(1.0, 3.0, dtype=torch.float64) for _ in range(3))),
+    ],
+    ids=["rows below a limit", "a few flags", "small steps", "two steps", "one sign"],
+)
+def test_a_law_of_some_values_is_none(registry: Registry, ns: str, check: str, fn: Any, args: Any) -> None:
+    op = registry.custom_op(f"{ns}::f", fn, mutates_args=(), differentiable=False)
+    assert run_check(check, op, args).status != "failed"
+
+
+def test_a_law_of_nearly_equal_numbers_is_none(registry: Registry, ns: str) -> None:
+    """What is added to them rounds them, differently for each size."""
+
+    @registry.custom_op(f"{ns}::spread", mutates_args=(), differentiable=False)
+    def spread(x: Tensor) -> Tensor:
+        return (x.var(-1, correction=0) + 1e-6).rsqrt()
+
+    x = 999.7 + torch.rand(7, 3, generator=torch.Generator().manual_seed(1)) / 5
+    assert run_check("test_symmetries", spread, (x,)).status != "failed"
+
+
+def test_lengths_say_how_many_elements_count(registry: Registry, ns: str) -> None:
+    @registry.custom_op(f"{ns}::sums", mutates_args=(), differentiable=False)
+    def sums(x: Tensor, lengths: Tensor, most: int = 4) -> Tensor:
+        inside = torch.arange(x.shape[1]) < lengths[:, None].clamp(max=most)
+        return x.where(inside, 0.0).sum(1)
+
+    for lengths in (torch.tensor([4, 4]), torch.tensor([100, 100])):
+        assert run_check("test_permutations", sums, (torch.rand(2, 4), lengths)).status != "failed"
+
+
+def test_the_last_of_many_is_as_the_first(registry: Registry, ns: str) -> None:
+    """A result may depend on the first since it is large, and not on the last, as it is small."""
+
+    @registry.custom_op(f"{ns}::above", mutates_args=(), differentiable=False)
+    def above(x: Tensor, limits: Tensor) -> Tensor:
+        return (x.clamp(-9, 9) * (x.abs() > limits)).sum()
+
+    for seed in range(4):
+        x = torch.rand(6, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+        assert run_check("test_permutations", above, (x, x.flip(0) / 2)).status != "failed"
+
+
+def test_a_gradient_that_counts_among_all_is_no_fault(registry: Registry, ns: str) -> None:
+    @registry.custom_op(f"{ns}::balance", mutates_args=())
+    def balance(p: Tensor, experts: Tensor) -> Tensor:
+        return p * torch.bincount(experts.reshape(-1), minlength=p.shape[1]) / experts.numel()
+
+    args = (torch.rand(2, 4, dtype=torch.float64), torch.tensor([[3], [3]]))
+    assert run_check("test_batches", balance, args).status != "failed"
+
+
+def test_a_law_that_the_reference_breaks_is_none(registry: Registry, ns: str) -> None:
+    def plain(x: Tensor) -> Tensor:
+        return x * (2 if x.shape[0] > 40 else 1)
+
+    def kernel(x: Tensor) -> Tensor:
+        return x + x if x.shape[0] > 40 else x.clone()
+
+    with_reference = registry.custom_op(f"{ns}::f", kernel, mutates_args=(), reference=plain)
+    without = registry.custom_op(f"{ns}::g", kernel, mutates_args=())
+    without.register_fake(torch.empty_like)
+    sample = [(torch.randn(5, 3),)]
+    results = customops.check(with_reference, sample, only="test_batches").results
+    (result,) = (each for each in results if (each.check, each.input) == ("test_batches", "sample 1"))
+    assert result.reason == "what holds for some sizes and values does not hold for the reference"
+    assert customops.check(without, sample, only="test_batches").failures
+
+
+def test_padding_by_a_size_is_symbolic(registry: Registry, ns: str) -> None:
+    """torch has it for symbols in Python alone, which tracing asks first."""
+
+    def padded(x: Tensor) -> Tensor:
+        return torch.nn.functional.pad(x, (0, -x.shape[-1] % 8))
+
+    op = registry.custom_op(f"{ns}::padded", padded, mutates_args=(), reference=padded)
+    assert run_check("test_symbolic_sizes", op, (torch.rand(3, 11),)).status == "passed"
+
+
+def test_parts_of_lists_that_are_written_are_placed_each_by_itself(registry: Registry, ns: str) -> None:
+    def plain(averages: list[Tensor], values: list[Tensor]) -> list[Tensor]:
+        return [0.5 * a + 0.5 * v for a, v in zip(averages, values, strict=True)]
+
+    @registry.custom_op(f"{ns}::average", reference=plain)
+    def average(averages: customops.Mut[list[Tensor]], values: list[Tensor]) -> None:
+        for a, v in zip(averages, values, strict=True):
+            a.mul_(0.5).add_(v, alpha=0.5)
+
+    sample = ([torch.rand(3), torch.rand(2, 2)], [torch.rand(3), torch.rand(2, 2)])
+    report = customops.check(average, [sample], only="test_sharding", effort="normal")
+    assert not report.failures, report
+    assert any(result.status == "passed" for result in report.results)
+
+
+@pytest.mark.compile
+def test_gradients_of_a_size_that_depends_on_data_are_not_traced(registry: Registry, ns: str) -> None:
+    @registry.custom_op(f"{ns}::rows", mutates_args=())
+    def rows(x: Tensor, lengths: Tensor) -> Tensor:
+        return x[: int(lengths.sum())].clone()
+
+    @rows.register_fake
+    def _(x: Tensor, lengths: Tensor) -> Tensor:
+        return x.new_empty(customops.get_ctx().new_dynamic_size(), x.shape[1])
+
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient.new_zeros(ctx.shape).index_add(0, torch.arange(gradient.shape[0]), gradient), None
+
+    def setup(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.shape = inputs[0].shape
+
+    rows.register_autograd(backward, setup_context=setup)
+    outcome = run_check("test_aot_dispatch_dynamic", rows, (torch.rand(4, 2).requires_grad_(), torch.tensor([1, 2])))
+    assert outcome.status in ("passed", "not exercised"), outcome
