@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import tempfile
+import time
 from typing import Any
 
 import torch
@@ -71,6 +72,7 @@ def process(rank: int, folder: str, world: int = 2) -> None:
         if rank == 0:
             print(f"{way:<6} cpu {on_cpu[0]:.4f} -> {on_cpu[-1]:.4f}   npy {on_npy[0]:.4f} -> {on_npy[-1]:.4f}")
     dist.destroy_process_group()
+    time.sleep(0.5)  # torch ends a process by abort() where gloo's threads still hold tensors
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -156,6 +157,7 @@ def process(rank: int, folder: str, world: int = 4) -> None:
         if rank == 0:
             print(f"{way:<6} losses {losses}, as in one process")
     dist.destroy_process_group()
+    time.sleep(0.5)  # torch ends a process by abort() where gloo's threads still hold tensors
 
 
 if __name__ == "__main__":

@@ -177,6 +177,93 @@ def test_the_message_has_the_digits_that_differ(op: Finds) -> None:
     assert "0.731058579 and not 0.731058589" in str(caught.value.got)
 
 
+# -- values that only a reference judges ---------------------------------------------------------
+
+
+def centred(w: Tensor, zero: Tensor) -> Tensor:
+    return (w - zero).float()
+
+
+def centred_wide(w: Tensor, zero: Tensor) -> Tensor:
+    return w.float() - zero.float()
+
+
+def merged(a: Tensor, low: Tensor, b: Tensor, high: Tensor) -> Tensor:
+    top = torch.maximum(low, high)
+    return a * (low - top).exp()[:, None] + b * (high - top).exp()[:, None]
+
+
+def merged_with_care(a: Tensor, low: Tensor, b: Tensor, high: Tensor) -> Tensor:
+    top = torch.maximum(low, high)
+    top = top.where(top > -torch.inf, 0.0)
+    return a * (low - top).exp()[:, None] + b * (high - top).exp()[:, None]
+
+
+def buckets(ids: Tensor, count: int = 7) -> Tensor:
+    return torch.fmod(ids * 31, count)
+
+
+def positive_buckets(ids: Tensor, count: int = 7) -> Tensor:
+    return torch.remainder(ids * 31, count)
+
+
+def repeats(counts: Tensor) -> Tensor:
+    return torch.repeat_interleave(counts)
+
+
+def quotient(x: Tensor) -> Tensor:
+    """Wrong near zero, where the difference has no digits."""
+    return (x.exp() - 1) / x
+
+
+def quotient_with_digits(x: Tensor) -> Tensor:
+    return x.expm1() / x
+
+
+SMALL = torch.tensor([[3, -5], [7, 2]], dtype=torch.int8)
+
+
+@pytest.mark.parametrize(
+    ("fn", "reference", "args"),
+    [
+        (centred, centred_wide, (SMALL, SMALL[0].clone())),
+        (merged, merged_with_care, tuple(torch.randn(shape) for shape in ((3, 2), (3,), (3, 2), (3,)))),
+        (buckets, positive_buckets, (torch.tensor([10, 20, 30]),)),
+        (quotient, quotient_with_digits, (torch.rand(3, 4) + 0.5,)),
+    ],
+    ids=["8 bits", "two of -inf", "large ids", "near zero"],
+)
+def test_values_at_which_a_reference_differs(op: Finds, fn: Any, reference: Any, args: Any) -> None:
+    made = op.define(fn, reference=reference, differentiable=False)
+    (failure,) = customops.check(made, [args], only="test_kernels").failures
+    assert failure.error.problem == "the operator has other results than its reference function"
+    right = op.define(reference, reference=fn_of(reference), differentiable=False)
+    assert not customops.check(right, [args], only="test_kernels").failures
+
+
+def fn_of(reference: Any) -> Any:
+    """Another function that computes the same."""
+    return lambda *args, **kwargs: reference(*args, **kwargs)
+
+
+def test_counts_are_not_made_large(op: Finds) -> None:
+    made = op.define(repeats, reference=fn_of(repeats), differentiable=False)
+    assert not customops.check(made, [(torch.tensor([1, 2, 3]),)], only="test_kernels").failures
+
+
+def test_a_reference_may_compute_in_the_dtype_of_the_inputs(op: Finds) -> None:
+    def wide(x: Tensor) -> Tensor:
+        return x.float().sum(-1)
+
+    def narrow(x: Tensor) -> Tensor:
+        return x.sum(-1).float()
+
+    x = torch.rand(3, 40, generator=torch.Generator().manual_seed(0)).bfloat16()
+    kernels.check(Trial(op.define(wide)._opoverload, (x,), reference=narrow))
+    with pytest.raises(CheckError):
+        kernels.check(Trial(op.define(wide)._opoverload, (x,), reference=lambda x: narrow(x) * 1.1))
+
+
 # -- what a reference takes --------------------------------------------------------------------
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.processes import Program, outputs
 
 import customops
 
@@ -79,7 +80,9 @@ def python(folder: Path, *command: str) -> Any:
 
 
 def run(folder: Path, code: str) -> list[str]:
-    return python(folder, "-c", OP + code).splitlines()  # type: ignore[no-any-return]
+    program = Program(f"import sys\nsys.path.insert(0, {str(folder)!r})\n{OP}{code}")
+    (printed,) = outputs([program], folder / "caches")
+    return printed.splitlines()
 
 
 def test_it_is_loaded_when_the_device_is_first_used(folder: Path) -> None:
