@@ -135,6 +135,8 @@ class AutogradRule(Rule[str, Formula]):
         if not is_ours:
             bind(fn, op, kind, "ctx", *given)
         materialize_grads, once = options.get("materialize_grads", True), options.get("once_differentiable", False)
+        if (undecorated := _torch.autograd.once_differentiable_of(fn)) is not None:
+            fn, once = undecorated, True
         formula = Formula(fn, setup_context, nondiff_args, grads_of, originals, materialize_grads, once)
         return self.set(kind, formula, is_derived=is_derived)
 

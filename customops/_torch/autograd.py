@@ -32,6 +32,18 @@ __tracebackhide__ = True  # pytest leaves the frames out
 
 #: Without: ops have no gradients
 forward_ad: Any = torch.autograd.forward_ad
+_ONCE = torch.autograd.function.once_differentiable(lambda ctx: None).__code__
+
+
+def once_differentiable_of(fn: Any) -> Callable[..., Any] | None:
+    """What torch's decorator `once_differentiable` was given; None if `fn` is something else.
+
+    What the decorator makes gives ``torch.autograd.grad(..., allow_unused=True)`` None for a second derivative.
+    """
+    found: Callable[..., Any] | None = fn.__wrapped__ if getattr(fn, "__code__", None) is _ONCE else None
+    return found
+
+
 #: ``increment_version(tensors)``: autograd then knows that they were written.
 increment_version: Callable[[Iterable[torch.Tensor]], None] = _C._increment_version
 #: ``any_requires_grad(*args, **kwargs)``: looks into lists one level deep.

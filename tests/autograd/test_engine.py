@@ -115,7 +115,7 @@ def test_once_differentiable(double: Any) -> None:
     (gradient,) = torch.autograd.grad((double(x) ** 2).sum(), x, create_graph=True)
     assert gradient.tolist() == [8.0, 8.0]
     with pytest.raises(RuntimeError, match="once_differentiable"):
-        gradient.sum().backward()
+        torch.autograd.grad(gradient.sum(), x, allow_unused=True)  # of what torch's decorator makes, this is None
 
 
 def test_hooks(product: Any) -> None:
