@@ -50,8 +50,9 @@ def check(trial: Trial) -> None:
 
 def _is_limited(trial: Trial, group: Group) -> bool:
     """May other integers say how many of the elements count? Where all do, there may be no order."""
+    integers = [tensor for tensor in trial.distinct if is_integer(tensor)]
     inside = {id(trial.distinct[i]) for i, _ in group}
-    if any(is_integer(tensor) and id(tensor) not in inside for tensor in trial.tensors):
+    if integers and (len(integers) < len(trial.distinct) or not {id(tensor) for tensor in integers} <= inside):
         return True
     size = trial.distinct[group[0][0]].shape[group[0][1]]
     return any(type(n) is int and n == size for n in _torch.tensors.tree_leaves(list(trial.arguments.values())))
