@@ -183,26 +183,26 @@ def _check_places_of_nan(trial: Trial, group: Group, dims: _Dims) -> None:
     place[0] = True
     order = torch.arange(size).roll(-1)
 
-    def results(where: torch.Tensor, index: torch.Tensor) -> Results | None:
+    def results(where: torch.Tensor, index: torch.Tensor, value: float) -> Results | None:
         chosen = {id(trial.distinct[k]): trial.distinct[k].index_select(d, index) for k, d in group}
         tensor = chosen[id(trial.distinct[i])]
         shape = [size if d == dim else 1 for d in range(tensor.dim())]
-        chosen[id(trial.distinct[i])] = tensor.masked_fill(where.view(shape).to(tensor.device), float("nan"))
+        chosen[id(trial.distinct[i])] = tensor.masked_fill(where.view(shape).to(tensor.device), value)
         return attempt(trial.replaced(chosen))
 
     nowhere = torch.zeros_like(place)
-    for one, other in ((nowhere, nowhere), (place, place[order])):
-        first, last = results(one, torch.arange(size)), results(other, order)
+    for where, value in ((nowhere, 0.0), (place, float("inf")), (place, float("nan"))):
+        first, last = results(where, torch.arange(size), value), results(where[order], order, value)
         agree = first is None or last is None or _shapes(first) != _shapes(last) or _all_agree(first, last, dims, order)
-        if one is nowhere and not agree:
-            return  # here the order matters
+        if not agree and value == value:
+            return  # here the order matters; or an element has no weight, but 0 * inf
     if agree:
         return
-    arguments, where = words_of(trial, group)
+    arguments, words = words_of(trial, group)
     raise trial.fault(
         "the result depends on where NaN is among elements whose order does not matter",
         argument=arguments,
-        expected=f"the same result for NaN in the first and in the last place of {where}",
+        expected=f"the same result for NaN in the first and in the last place of {words}",
         got="another one: NaN is lost in one of them",
         fix="a comparison with NaN is False: use torch.maximum, torch.clamp and the like, or test x != x",
     )
