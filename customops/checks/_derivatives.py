@@ -20,7 +20,7 @@ import torch
 from customops import _torch
 from customops._autograd import recompute
 from customops.checks._inputs import is_plain, seeded, tensors_in
-from customops.checks._outcome import NotExercised, in_short, raised_at, require
+from customops.checks._outcome import NotExercised, in_short, is_singular, raised_at, require
 from customops.checks._runs import difference
 from customops.checks._trial import FAILS, Trial, failed_call
 from customops.errors import CheckError, UnsupportedError, is_users, where
@@ -253,7 +253,7 @@ def gradients_of(outputs: Sequence[torch.Tensor], leaves: Tensors, weights: Any,
 
 def refuses_gradients(error: BaseException) -> bool:
     """Does an error say that something is not supported, rather than that it went wrong?"""
-    if isinstance(error, (NotImplementedError, UnsupportedError, NotExercised)):
+    if isinstance(error, (NotImplementedError, UnsupportedError, NotExercised)) or is_singular(error):
         return True
     text = str(error)
     if any(misfit in text for misfit in _MISFITS):

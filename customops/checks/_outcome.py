@@ -115,9 +115,16 @@ def is_accident(error: BaseException) -> bool:
     """Did the user's code raise an exception that its author did not think of, by another line than ``raise`` or so?"""
     if isinstance(error, (NotImplementedError, CustomOpsError)) or not isinstance(error, _ACCIDENTS):
         return False
+    if is_singular(error):
+        return False
     if error.__cause__ is not None and not is_accident(error.__cause__):
         return False
     return bool(users_frames(error)) and not is_deliberate(error)
+
+
+def is_singular(error: BaseException) -> bool:
+    """Does torch, or NumPy, say that a matrix has no inverse or the like? It depends on values alone."""
+    return any(each.__name__.removeprefix("_") == "LinAlgError" for each in type(error).__mro__)
 
 
 def is_mistake(error: BaseException) -> bool:

@@ -16,6 +16,7 @@ from customops.checks import CHECKS, NotExercised, Trial, run_check
 from customops.checks.inputs import derive
 from customops.checks.inputs.parts import follow
 from customops.checks.modes import _Through
+from customops.errors import CheckError
 
 aten = torch.ops.aten
 
@@ -325,3 +326,57 @@ def test_gradients_of_a_size_that_depends_on_data_are_not_traced(registry: Regis
     rows.register_autograd(backward, setup_context=setup)
     outcome = run_check("test_aot_dispatch_dynamic", rows, (torch.rand(4, 2).requires_grad_(), torch.tensor([1, 2])))
     assert outcome.status in ("passed", "not exercised"), outcome
+
+
+def test_a_matrix_without_an_inverse_is_refused(registry: Registry, ns: str) -> None:
+    @registry.custom_op(f"{ns}::logdet", mutates_args=())
+    def logdet(a: Tensor) -> Tensor:
+        return torch.from_numpy(np.asarray(np.linalg.slogdet(a.detach().numpy())[1]))
+
+    logdet.register_fake(lambda a: a.new_empty(()))
+    logdet.register_autograd(
+        lambda ctx, gradient: gradient * torch.linalg.inv(ctx.saved_tensors[0]).t(),
+        setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
+    )
+    for a in (torch.zeros(2, 2), torch.eye(2) + torch.rand(2, 2)):
+        outcome = run_check("test_gradients", logdet, (a.double().requires_grad_(),))
+        assert outcome.status == ("passed" if a.any() else "not exercised"), outcome
+
+
+def test_an_element_without_a_weight_is_not_lost(registry: Registry, ns: str) -> None:
+    """0 * NaN is NaN, and so is 0 * inf."""
+
+    @registry.custom_op(f"{ns}::leaky", mutates_args=(), differentiable=False)
+    def leaky(x: Tensor, a: float) -> Tensor:
+        rows, last = [], torch.zeros(())
+        for each in x:
+            last = a * each + (1 - a) * last
+            rows.append(last)
+        return torch.stack(rows)
+
+    assert run_check("test_permutations", leaky, (torch.rand(3, dtype=torch.float64), 1.0)).status != "failed"
+
+
+def test_what_is_nearly_zero_may_be_rounding(registry: Registry, ns: str) -> None:
+    def in_two_passes(x: Tensor) -> Tensor:
+        return (x - x.mean(0)).square().mean(0)
+
+    @registry.custom_op(f"{ns}::variance", mutates_args=(), reference=in_two_passes)
+    def variance(x: Tensor) -> Tensor:
+        return x.var(0, correction=0)
+
+    x = torch.full((25, 1), 0.7)
+    CHECKS["test_kernels"](Trial(variance._opoverload, (x,), reference=lambda x: in_two_passes(x) + 3e-27))
+    with pytest.raises(CheckError):
+        CHECKS["test_kernels"](Trial(variance._opoverload, (x,), reference=lambda x: in_two_passes(x) + 1e-3))
+
+
+def test_a_rule_that_torch_refuses_to_batch(registry: Registry, ns: str) -> None:
+    def plain(x: Tensor) -> Tensor:
+        return torch.unique(x)
+
+    @registry.custom_op(f"{ns}::unique", mutates_args=(), reference=plain, differentiable=False)
+    def unique(x: Tensor) -> Tensor:
+        return torch.from_numpy(np.unique(x.numpy()))
+
+    assert run_check("test_vmap", unique, (torch.tensor([1, 2, 1]),)).status == "not exercised"
