@@ -88,7 +88,13 @@ def _plain_functions(trial: Trial, expected: Results) -> Iterator[_Pair]:
 
 
 def _values_for_reference(trial: Trial) -> Iterator[Trial]:
-    """Large integers; the ends of those of 8 bits; zeros, and -inf, for tensors of one shape among several."""
+    """Large integers; the ends of those of 8 bits; zeros, and -inf, for tensors of one shape among several.
+
+    And lists of which the last member has no elements.
+    """
+    lists = {name: value for name, value in trial.arguments.items() if _is_list(value)}
+    if lists and all(value[-1].dim() for value in lists.values()):
+        yield trial.with_arguments(**{name: [*value[:-1], value[-1][:0].clone()] for name, value in lists.items()})
     if (large := with_large_integers(trial, trial.reference)) is not None:
         yield large
     small = [tensor for tensor in trial.distinct if tensor.dtype in _SMALL and tensor.numel()]
@@ -105,6 +111,10 @@ def _values_for_reference(trial: Trial) -> Iterator[Trial]:
         alike = [tensor for tensor in floats if tensor.shape == shape]
         for value in (0.0, -float("inf")) if 1 < len(alike) < len(floats) else ():
             yield trial.replaced({id(tensor): torch.full_like(tensor, value) for tensor in alike})
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and len(value) > 1 and all(isinstance(x, torch.Tensor) for x in value)
 
 
 def _alternatives(trial: Trial, expected: Results) -> Iterator[_Pair]:

@@ -246,6 +246,29 @@ def fn_of(reference: Any) -> Any:
     return lambda *args, **kwargs: reference(*args, **kwargs)
 
 
+def test_a_list_whose_last_member_is_empty(op: Finds) -> None:
+    def plain(xs: list[Tensor]) -> list[Tensor]:
+        return [x * 2 for x in xs]
+
+    def late(xs: list[Tensor]) -> list[Tensor]:
+        """Writes what waits with the last one, if there is one to write."""
+        return [x * 2 if xs[-1].numel() else x.clone() for x in xs]
+
+    sample = [([torch.rand(2), torch.rand(3, 2)],)]
+    wrong = op.define(late, reference=plain, differentiable=False)
+    (failure,) = customops.check(wrong, sample, only="test_kernels").failures
+    assert failure.error.problem == "the operator has other results than its reference function"
+    right = op.define(fn_of_list(plain), reference=plain, differentiable=False)
+    assert not customops.check(right, sample, only="test_kernels").failures
+
+
+def fn_of_list(reference: Any) -> Any:
+    def same(xs: list[Tensor]) -> list[Tensor]:
+        return reference(xs)  # type: ignore[no-any-return]
+
+    return same
+
+
 def test_counts_are_not_made_large(op: Finds) -> None:
     made = op.define(repeats, reference=fn_of(repeats), differentiable=False)
     assert not customops.check(made, [(torch.tensor([1, 2, 3]),)], only="test_kernels").failures
