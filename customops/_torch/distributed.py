@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from customops._torch.tensors import tree_map, without_modes
+from customops._torch.tensors import without_modes
 from customops.errors import CustomOpsError
 
 _C: Any = torch._C
@@ -214,7 +214,7 @@ def call_on_fakes(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any])
 
     mode = guards.detect_fake_mode() or torch._subclasses.FakeTensorMode()
     with _one_rank(), mode, proxies.disable_proxy_modes_tracing(), torch.no_grad():
-        args, kwargs = tree_map(fake, (args, kwargs), is_leaf=lambda value: isinstance(value, kind))
+        args, kwargs = torch.utils._pytree.tree_map(fake, (args, kwargs), is_leaf=lambda value: isinstance(value, kind))
         return op(*args, **kwargs)
 
 

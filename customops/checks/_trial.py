@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -24,6 +25,7 @@ from customops.errors import CheckError, CustomOpsError, brief, where
 __tracebackhide__ = True  # pytest leaves the frames out
 
 _numbers = itertools.count()
+_schemas: weakref.WeakKeyDictionary[Any, model.Schema] = weakref.WeakKeyDictionary()
 
 #: The problem of a call that raises. It is a fault of a sample, and none of an input derived from it.
 FAILS = "the operator itself fails on these inputs"
@@ -57,7 +59,9 @@ class Trial:
 
     @cached_property
     def schema(self) -> model.Schema:
-        return parse.from_dispatcher(_torch.schema.schema_of(self.op))
+        if (known := _schemas.get(self.op)) is None:
+            known = _schemas[self.op] = parse.from_dispatcher(_torch.schema.schema_of(self.op))
+        return known
 
     @cached_property
     def tensors(self) -> list[torch.Tensor]:
