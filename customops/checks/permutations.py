@@ -103,7 +103,9 @@ def _results(
             factor = 1 - torch.rand(tensor.shape, generator=numbers, dtype=torch.float64) / 2
             if equal_ends:
                 factor.select(dim, -1).copy_(factor.select(dim, 0))
-            tensor = (tensor * factor.to(tensor.device)).to(tensor.dtype)
+            factor = factor.to(tensor.device)
+            largest = float(tensor.abs().max()) if tensor.numel() else 0.0
+            tensor = torch.where(tensor == 0, 1e-3 * largest * (1 - factor), tensor * factor).to(tensor.dtype)
         if order is not None:
             tensor = tensor.index_select(dim, order)
         if put is not None and tensor.is_floating_point():
