@@ -380,3 +380,17 @@ def test_a_rule_that_torch_refuses_to_batch(registry: Registry, ns: str) -> None
         return torch.from_numpy(np.unique(x.numpy()))
 
     assert run_check("test_vmap", unique, (torch.tensor([1, 2, 1]),)).status == "not exercised"
+
+
+def test_a_law_that_holds_nearly_is_none(registry: Registry, ns: str) -> None:
+    """After five steps of this filter, a hundred-thousandth of the start is left; after two, a hundredth."""
+
+    @registry.custom_op(f"{ns}::last", mutates_args=(), differentiable=False)
+    def last(x: Tensor, start: Tensor) -> Tensor:
+        y = start.clone()
+        for each in x:
+            y = 0.9 * each + 0.1 * y
+        return y
+
+    outcome = run_check("test_symmetries", last, (torch.arange(1.0, 6.0), torch.tensor(0.37)))
+    assert outcome.status != "failed", outcome
