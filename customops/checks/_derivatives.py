@@ -73,9 +73,10 @@ class Function:
         self.inputs: list[Input] = []
         self._positions: list[list[int]] = []  #: of each input among the leaves
         passed = _torch.tensors.tree_leaves((trial.args, trial.kwargs))
-        for name, label, tensor in trial.named_tensors:
+        constant = {id(tensor) for name, _, tensor in trial.named_tensors if name in without}  # also for another name
+        for _, label, tensor in trial.named_tensors:
             at = [i for i, value in enumerate(passed) if value is tensor]
-            if name not in without and tensor.dtype in _WIDE and is_plain(tensor) and at not in self._positions:
+            if id(tensor) not in constant and tensor.dtype in _WIDE and is_plain(tensor) and at not in self._positions:
                 self.inputs.append(Input(label, self._leaves[at[0]], tensor.requires_grad))
                 self._positions.append(at)
 

@@ -16,7 +16,15 @@ from customops.checks._inputs import as_ordinary, is_ordinary, is_plain, tensors
 from customops.checks._outcome import NotExercised, SchemaCheckError, require
 from customops.checks._runs import attempt, call, compare, difference, results_in, steady_results
 from customops.checks._trial import Trial
-from customops.checks._variants import are_plain, can_surround, is_about_storages, like, reordered_values, surrounded
+from customops.checks._variants import (
+    are_plain,
+    can_surround,
+    is_about_storages,
+    like,
+    other_sizes,
+    reordered_values,
+    surrounded,
+)
 from customops.errors import CheckError
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -121,7 +129,7 @@ def check_declared(trial: Trial) -> None:
         calls = [before for _, before, _ in _writing_calls(trial.detached())]
     for same in zip(*calls, strict=True) if len(calls) > 3 else ():
         label = same[0].label
-        if not any(state.is_written for state in same):
+        if not any(state.is_written for state in same) and not _is_written_at_other_sizes(trial, label):
             raise _error(
                 trial,
                 f"argument {label} is declared as written, and no call was seen to write it",
@@ -129,6 +137,18 @@ def check_declared(trial: Trial) -> None:
                 got=f"it was as before after {len(calls)} calls with other values",
                 fix="write the result to it, not to a copy such as x.contiguous() or x.to(...); or do not declare it",
             )
+
+
+def _is_written_at_other_sizes(trial: Trial, label: str) -> bool:
+    """Does a call of other sizes write the argument? Of two elements, both may be at the border."""
+    if min(size for _, each, x in trial.named_tensors if each == label for size in (3, *x.shape)) > 2:
+        return False
+    with torch.no_grad():
+        for other in other_sizes(trial.detached()):
+            calls = [before for _, before, _ in _writing_calls(other)]
+            if any(each.is_written for states in calls for each in states if each.label == label):
+                return True
+    return False
 
 
 def _judge_surroundings(trial: Trial) -> None:

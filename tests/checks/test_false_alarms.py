@@ -394,3 +394,46 @@ def test_a_law_that_holds_nearly_is_none(registry: Registry, ns: str) -> None:
 
     outcome = run_check("test_symmetries", last, (torch.arange(1.0, 6.0), torch.tensor(0.37)))
     assert outcome.status != "failed", outcome
+
+
+def test_a_law_of_values_beside_a_threshold_is_none(registry: Registry, ns: str) -> None:
+    """None of these lies between a half of the threshold and it, where doubling tells."""
+
+    @registry.custom_op(f"{ns}::above", mutates_args=(), differentiable=False)
+    def above(x: Tensor) -> Tensor:
+        return (x > 0.5).to(x.dtype)
+
+    for values in ([-1.7, 2.2, -2.1, 0.245], [3.0, -0.1, 0.2, 1.5]):
+        outcome = run_check("test_symmetries", above, (torch.tensor(values, dtype=torch.float64),))
+        assert outcome.status != "failed", outcome
+
+
+def test_a_tensor_for_an_argument_without_a_gradient_is_constant(registry: Registry, ns: str) -> None:
+    @registry.custom_op(f"{ns}::scaled", mutates_args=())
+    def scaled(x: Tensor, by: Tensor) -> Tensor:
+        return x * by
+
+    scaled.register_autograd(
+        lambda ctx, gradient: {"x": gradient * ctx.saved_tensors[1]},
+        setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
+        nondiff_args="by",
+    )
+    scaled.register_fake(lambda x, by: torch.empty_like(x))
+    x = torch.rand(3, dtype=torch.float64, requires_grad=True)
+    assert run_check("test_gradients", scaled, (x, x.detach() + 1)).status == "passed"
+    assert run_check("test_gradients", scaled, (x, x)).status == "not exercised"
+
+
+def test_what_two_elements_leave_alone_more_of_them_write(registry: Registry, ns: str) -> None:
+    """The ends are held: of two elements nothing is written."""
+
+    @registry.custom_op(f"{ns}::smooth_")
+    def smooth_(x: customops.Mut[Tensor]) -> None:
+        x[1:-1] = (x[2:] + x[:-2]) / 2
+
+    @registry.custom_op(f"{ns}::reads")
+    def reads(x: customops.Mut[Tensor]) -> None:
+        x.sum()
+
+    assert run_check("test_declared_writes", smooth_, (torch.rand(2),)).status == "passed"
+    assert run_check("test_declared_writes", reads, (torch.rand(2),)).status == "failed"
