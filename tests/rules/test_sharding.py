@@ -382,6 +382,22 @@ def test_gradients_that_cannot_be_compared_are_said(double: Op) -> None:
     assert "the calls are right; gradients could not be compared" in str(outcome.reason)
 
 
+@pytest.mark.parametrize("shape", [(0, 4), (4, 0)])
+def test_a_call_without_elements_ends(registry: Registry, shape: tuple[int, int]) -> None:
+    """DTensor's rule for a reshape of none looks for its dimensions for ever."""
+
+    def plain(x: Tensor) -> Tensor:
+        return (x.reshape(-1) * 2).reshape(x.shape)
+
+    op = registry.custom_op(
+        "tests_sharding_rules::flat", lambda x: x * 2, schema="(Tensor x) -> Tensor", reference=plain
+    )
+    with ranks(2) as mesh:
+        x = split(torch.ones(shape), mesh, Replicate())
+        assert whole(op(x)).shape == shape
+        assert op(split(torch.ones(4, 4), mesh, Shard(0))).shape == (4, 4)
+
+
 def test_a_line_of_shapes_gives_a_rule(registry: Registry) -> None:
     """Along `parallel` nothing is gathered, and over `reduces` partial sums are left; other dimensions are gathered."""
     op = registry.custom_op("tests_sharding_rules::mm", torch.mm, schema="(Tensor x, Tensor y) -> Tensor")
