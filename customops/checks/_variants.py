@@ -52,7 +52,7 @@ def reordered_values(trial: Trial) -> Trial:
 
 
 def other_scales(trial: Trial) -> Iterator[Trial]:
-    """The same call with larger and smaller numbers, with signs at random, and with flags at random."""
+    """The same call with larger and smaller numbers, with signs and flags at random, and with integers elsewhere."""
     numbers = torch.Generator().manual_seed(2)
 
     def signed(_name: str, tensor: torch.Tensor) -> torch.Tensor:
@@ -61,9 +61,15 @@ def other_scales(trial: Trial) -> Iterator[Trial]:
             return signs.bool()
         return tensor * (2 * signs - 1).to(tensor.dtype) if tensor.is_floating_point() else tensor
 
+    def mixed(tensor: torch.Tensor) -> torch.Tensor:
+        order = torch.randperm(tensor.numel(), generator=numbers).to(tensor.device)
+        return tensor.reshape(-1)[order].reshape(tensor.shape)
+
     for factor in (64, 1 / 64):
         yield trial.map_tensors(lambda _, x, by=factor: x * by if x.is_floating_point() else x)  # type: ignore[misc]
     yield trial.map_tensors(signed)
+    for _ in range(2 if any(map(is_integer, trial.tensors)) else 0):
+        yield trial.map_tensors(lambda _, x: mixed(x) if is_integer(x) else x)
 
 
 def with_large_integers(trial: Trial, op: Callable[..., object] | None = None) -> Trial | None:

@@ -137,7 +137,10 @@ def _learnt(trial: Trial, group: Group) -> _Dims | None:
     dims: _Dims = {}
     for attempts in range(3):
         generator = torch.Generator().manual_seed(attempts)
+        # Of each element there are eight, which differ in floats alone.
         index = torch.randperm(8 * size, generator=generator)[:size]
+        if not any(trial.distinct[i].is_floating_point() for i, _ in group):
+            index = 8 * torch.randperm(size, generator=generator)
         order = torch.arange(size).roll(1) if attempts == 0 else torch.randperm(size, generator=generator)
         first, second = (_results(trial, group, index, attempts, each) for each in (None, order))
         if first is None or second is None:

@@ -33,6 +33,7 @@ from customops.checks.inputs.parts import is_integer, variation_of
 
 _MOST_TENSORS = 4
 _MOST_SIZES = 10
+_MOST_DRAWS = 16  #: of values for the sample, from those of a call that does not follow
 _SECONDS = 0.5  #: of processor time, after which no further size is tried
 _LEARNT, _HOLDS, _AT_EASE = 1e-4, 2e-3, 0.05  #: relative tolerances: at the sample, at other sizes, far away
 _FAR = (2.0**12, -(2.0**12), 2.0**14, -(2.0**14))  #: A float32 holds these, and in addition a number to 2**-8.
@@ -154,15 +155,17 @@ def _is_believed(sample: Trial, agreeing: Sequence[Trial], broken: Trial, label:
     alike = [each for each in agreeing if same_as_numbers(each) == same_as_numbers(broken)]
     if not any(all(map(operator.ge, sizes(each), sizes(broken))) for each in alike):
         return False
-    own, other = _tensor(sample, label), _tensor(broken, label)
-    if own is not None and other is not None and own.numel() and other.numel():
-        # The law is one of these values, not of sizes, if the sample does not follow it with them: of a threshold, say.
-        places = torch.arange(own.numel(), device=other.device)
-        for start in range(0, min(other.numel(), 8 * own.numel()), own.numel()):
-            values = other.reshape(-1)[(places + start) % other.numel()].reshape(own.shape)
-            with_them = _with(sample, label, lambda _, values=values: values)  # type: ignore[misc]
-            if any(differs for _, differs in _compare(with_them, label, laws, _HOLDS)):
-                return False
+    # The law is one of values, as beside a threshold, if the sample does not follow it with those of `broken`.
+    floats = {name: x.reshape(-1) for _, name, x in broken.named_tensors if x.is_floating_point() and x.numel()}
+    for start in range(_MOST_DRAWS):
+        with_them = sample
+        for _, name, x in sample.named_tensors:
+            if x.is_floating_point() and x.numel() and name in floats:
+                places = torch.arange(start * x.numel(), (start + 1) * x.numel(), device=x.device)
+                drawn = floats[name][places % floats[name].numel()].reshape(x.shape).to(x.dtype)
+                with_them = with_them.replaced({id(x): drawn})
+        if any(differs for _, differs in _compare(with_them, label, laws, _HOLDS)):
+            return False
     wide = sample.in_float64()  # which shows a law that holds nearly, as that of a filter does after many steps
     for (change, _), differs in _compare(wide, label, laws, 2e-6) if attempt(wide) is not None else ():
         if differs and change in _SHIFTS:
