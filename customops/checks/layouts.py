@@ -123,6 +123,8 @@ def check_declared(trial: Trial) -> None:
     trial.require_data()
     if not any(tensor.numel() for tensor in tensors_in(trial.mutated)):
         raise NotExercised("no argument with elements is declared as written")
+    if not all(tensor.numel() for tensor in trial.tensors):
+        raise NotExercised("an input has no elements, and there may be nothing to write")
     if not are_plain(trial) or trial.is_builtin:
         raise NotExercised("an input is not a plain strided tensor, or the operator is one of torch's own")
     with torch.no_grad():

@@ -437,3 +437,10 @@ def test_what_two_elements_leave_alone_more_of_them_write(registry: Registry, ns
 
     assert run_check("test_declared_writes", smooth_, (torch.rand(2),)).status == "passed"
     assert run_check("test_declared_writes", reads, (torch.rand(2),)).status == "failed"
+
+    @registry.custom_op(f"{ns}::put")
+    def put(x: customops.Mut[Tensor], at: Tensor) -> None:
+        x[at] = 1.0
+
+    nothing = torch.tensor([], dtype=torch.int64)
+    assert run_check("test_declared_writes", put, (torch.rand(2), nothing)).status == "not exercised"
