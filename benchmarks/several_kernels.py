@@ -56,7 +56,7 @@ def define(kind: str, *, bypass: bool) -> customops.CustomOpDef[Any, Any]:
         op.register_kernel("cpu", kernel, name="v2", when=fits, priority=1, **options)
     if kind == "tuned":
         op.autotune(shapes(kind))
-        assert "(tuned: " in op.explain(*shapes(kind)[0]).steps[-1].what
+        assert ", tuned (" in op.explain(*shapes(kind)[0]).steps[-1].what
     return op
 
 
