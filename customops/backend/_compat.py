@@ -5,6 +5,7 @@ Seen to exist on torch 2.11 to 2.15. Python's hook and guard are marked experime
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import ctypes
 import functools
@@ -187,6 +188,9 @@ def _type_of_device(guard: Any) -> Any:
         _raise_what_is_pending()
     except BaseException as error:
         _unwound.error = error
+        is_of_here = error.__traceback__ is not None and error.__traceback__.tb_next is None
+        if isinstance(error, KeyboardInterrupt) and is_of_here:  # a Ctrl-C came now: it is raised later, as C++ cannot
+            _thread.interrupt_main()
     return _PrivateUse1
 
 

@@ -501,12 +501,8 @@ class Differences:
             return "unclear"
         # What is zero but for rounding is no slope.
         weight = inner(cotangents, [torch.ones_like(y) for y in found.value])[1]
-        least = (
-            64
-            * self.function.epsilon
-            * weight
-            * max((float(u.abs().max()) for u in direction if u.numel()), default=0.0)
-        )
+        farthest = max((float(u.abs().max()) for u in direction if u.numel()), default=0.0)
+        least = 64 * self.function.epsilon * weight * farthest
         if abs(numeric - analytic) > 10 * error + self.tolerance * size + least:
             return "differs"
         return "unclear" if error > 0.01 * size > 0 else "agrees"

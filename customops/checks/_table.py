@@ -69,7 +69,7 @@ def of_kinds(*kinds: str, each: int | None = None, also: Selection | None = None
 
 
 def with_reference(select: Selection) -> Selection:
-    """All inputs that have a reference function, which takes no longer than the operator; else what `select` picks."""
+    """All inputs, if they have a reference function; else what `select` picks."""
 
     def chosen(cases: Sequence[Case], effort: Effort) -> Iterable[Case]:
         return cases if all(case.trial.reference is not None for case in cases) else select(cases, effort)

@@ -20,8 +20,8 @@ from customops.checks._trial import Effort, Trial
 from customops.checks.inputs.derive import derive
 from customops.checks.inputs.parts import is_integer, variation_of
 
-#: Operators of torch that are about storages, or that return memory as they find it.
 _SOON = 0.04  #: seconds of processor time of two calls
+#: Operators of torch that are about storages, or that return memory as they find it.
 _ABOUT_STORAGES = ("as_strided", "resize", "set_", "empty", "storage", "alias", "_reinterpret", "lift")
 
 
@@ -49,6 +49,11 @@ def reordered(tensor: torch.Tensor, by: int) -> torch.Tensor:
 def reordered_values(trial: Trial) -> Trial:
     """The same call with the elements of each tensor in another order."""
     return trial.map_tensors(lambda _, tensor: reordered(tensor, 1))
+
+
+def is_list(value: object) -> bool:
+    """Is it a list of tensors, with one at least?"""
+    return isinstance(value, (list, tuple)) and bool(value) and all(isinstance(x, torch.Tensor) for x in value)
 
 
 def other_scales(trial: Trial) -> Iterator[Trial]:

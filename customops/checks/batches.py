@@ -3,7 +3,8 @@
 Which dimensions are batches is learnt. A group of dimensions, of one size and at most one of each tensor, is a batch
 if the operator, called with elements in another order, twice, or mixed with those of another call of the same size,
 gives each the result it had. Then the same has to hold for other sizes, beside powers of two and beyond usual blocks.
-An operator may depend on the size, as one that divides by it: a dimension counts only if two other sizes agree.
+An operator may depend on the size, as one that divides by it: a dimension counts only if two other sizes agree. Before
+a fault is reported, it has to be a batch for values of other scales and signs, too.
 
 Compilers fuse and split ops that are tagged as pointwise as they like. So one element of one input is changed: results
 may change where it is broadcast to, and nowhere else.

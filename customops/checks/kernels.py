@@ -27,7 +27,7 @@ from customops.checks import _memory
 from customops.checks._outcome import NotExercised
 from customops.checks._runs import Results, attempt, compare, results_of, steady_results, tolerance_of
 from customops.checks._trial import Trial, failed_call
-from customops.checks._variants import are_plain, other_numbers, with_large_integers
+from customops.checks._variants import are_plain, is_list, other_numbers, with_large_integers
 from customops.errors import innermost, where
 
 _FOR_ALL = ("CompositeExplicitAutograd", "CompositeImplicitAutograd", "CompositeExplicitAutogradNonFunctional")
@@ -92,7 +92,7 @@ def _values_for_reference(trial: Trial) -> Iterator[Trial]:
 
     And lists of which the last member has no elements.
     """
-    lists = {name: value for name, value in trial.arguments.items() if _is_list(value)}
+    lists = {name: value for name, value in trial.arguments.items() if is_list(value) and len(value) > 1}
     if lists and all(value[-1].dim() for value in lists.values()):
         yield trial.with_arguments(**{name: [*value[:-1], value[-1][:0].clone()] for name, value in lists.items()})
     if (large := with_large_integers(trial, trial.reference)) is not None:
@@ -101,8 +101,7 @@ def _values_for_reference(trial: Trial) -> Iterator[Trial]:
     for swap in (False, True) if small else ():
         changed = {}
         for i, tensor in enumerate(small):
-            range_ = torch.iinfo(tensor.dtype)
-            ends = torch.tensor([range_.min, range_.max], dtype=tensor.dtype)
+            ends = torch.tensor([torch.iinfo(tensor.dtype).min, torch.iinfo(tensor.dtype).max], dtype=tensor.dtype)
             order = (torch.arange(tensor.numel()) + i + swap) % 2 if tensor.dim() > 1 else torch.tensor((i + swap) % 2)
             changed[id(tensor)] = ends[order.expand(tensor.numel())].reshape(tensor.shape).to(tensor.device)
         yield trial.replaced(changed)
@@ -111,10 +110,6 @@ def _values_for_reference(trial: Trial) -> Iterator[Trial]:
         alike = [tensor for tensor in floats if tensor.shape == shape]
         for value in (0.0, -float("inf")) if 1 < len(alike) < len(floats) else ():
             yield trial.replaced({id(tensor): torch.full_like(tensor, value) for tensor in alike})
-
-
-def _is_list(value: Any) -> bool:
-    return isinstance(value, (list, tuple)) and len(value) > 1 and all(isinstance(x, torch.Tensor) for x in value)
 
 
 def _alternatives(trial: Trial, expected: Results) -> Iterator[_Pair]:

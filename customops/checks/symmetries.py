@@ -27,7 +27,7 @@ from customops import _torch
 from customops.checks._outcome import processor_time, require
 from customops.checks._runs import Results, attempt, difference, first_difference, steady_results
 from customops.checks._trial import Trial
-from customops.checks._variants import are_plain, resized
+from customops.checks._variants import are_plain, is_list, resized
 from customops.checks.inputs.derive import derive
 from customops.checks.inputs.parts import is_integer, variation_of
 
@@ -136,6 +136,8 @@ def _is_believed(sample: Trial, agreeing: Sequence[Trial], broken: Trial, label:
     A number of windows that is a size of the tensor makes windows of one element, too.
     """
 
+    leaves = _torch.tensors.tree_leaves
+
     def parities(trial: Trial) -> list[tuple[int, ...]]:
         return [tuple(size % 2 for size in tensor.shape) for tensor in trial.tensors]
 
@@ -149,7 +151,6 @@ def _is_believed(sample: Trial, agreeing: Sequence[Trial], broken: Trial, label:
         numbers = [n for n in leaves(list(trial.arguments.values())) if type(n) is int]
         return [tuple(n == size for n in numbers) for size in sizes(trial)]
 
-    leaves = _torch.tensors.tree_leaves
     if any(all(of(each) != of(broken) for each in agreeing) for of in (parities, indices)):
         return False
     alike = [each for each in agreeing if same_as_numbers(each) == same_as_numbers(broken)]
@@ -317,9 +318,9 @@ def _check_zero(trial: Trial) -> bool:
 
 def _check_members(trial: Trial, expected: Results) -> bool:
     """Of operators on lists of which each member has its own result: it has that in other lists, too."""
-    lists = {name: value for name, value in trial.arguments.items() if _is_list(value)}
+    lists = {name: value for name, value in trial.arguments.items() if is_list(value)}
     counts = {len(value) for value in lists.values()}
-    if len(counts) != 1 or not all(_is_list(value) and len(value) in counts for value in expected.values()):
+    if len(counts) != 1 or not all(is_list(value) and len(value) in counts for value in expected.values()):
         return False
     (count,) = counts
     if count < 2 or _differing_member(trial, lists, range(count)) is not None:
@@ -355,10 +356,6 @@ def _check_members(trial: Trial, expected: Results) -> bool:
     return tried
 
 
-def _is_list(value: Any) -> bool:
-    return isinstance(value, (list, tuple)) and bool(value) and all(isinstance(x, torch.Tensor) for x in value)
-
-
 def _differing_member(
     trial: Trial, lists: Mapping[str, Sequence[torch.Tensor]], numbers: Sequence[int]
 ) -> tuple[int, str] | None:
@@ -367,7 +364,7 @@ def _differing_member(
     for i in numbers if results is not None else ():
         alone = attempt(trial.with_arguments(**{name: [value[i]] for name, value in lists.items()}))
         for name, value in (results or {}).items():
-            if alone is None or not _is_list(alone[name]) or len(value) <= i:
+            if alone is None or not is_list(alone[name]) or len(value) <= i:
                 return i, "a list with it alone is not taken"
             if differs := difference(value[i], alone[name][0]):
                 return i, differs

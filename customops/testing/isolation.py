@@ -206,7 +206,8 @@ def fork_and_wait(function: Callable[[], Any], place: Path, timeout: float) -> N
                 os.dup2(os.open(place.with_suffix(suffix), os.O_CREAT | os.O_WRONLY), stream)
             _set_alarm(timeout)
             if torch := sys.modules.get("torch"):
-                # A fork has no pool of threads. Those of autograd would all make it at once, and so end the process.
+                # A fork has to make torch's pool of threads anew. On torch 2.15 autograd's threads would do it all at
+                # once, which ends the process.
                 torch.set_num_threads(torch.get_num_threads())
             _call_and_save(function, place)
             sys.stdout.flush()

@@ -31,23 +31,22 @@ class Branches:
 
     def __init__(self, trial: Trial) -> None:
         self._fake: Any = None if trial.custom_op is None else trial.custom_op._rules.fake.fn
-        #: Those of which only one way, or none, was seen.
-        self.jumps: dict[types.CodeType, set[int]] = {}
+        #: The ways that were seen, by code and place; a jump that went both is left out.
+        self.jumps: dict[types.CodeType, dict[int, set[int]]] = {}
+        self.count = 0  #: of ways that were seen
         self._add(trial.kernels)
         of_kernels = set(self.jumps)
         self._add([self._fake] if self._fake is not None else [])
         self._of_fake = self.jumps.keys() - of_kernels  #: alone
-        self.seen: set[tuple[types.CodeType, int, int]] = set()
-        self._one_way: set[tuple[types.CodeType, int]] = set()
 
     def _add(self, functions: Sequence[Any]) -> None:
         for function in functions_of(functions):
             codes = [function.__code__]
             for code in codes:
                 codes += [const for const in code.co_consts if isinstance(const, types.CodeType)]
-                is_jump = {each.offset for each in dis.get_instructions(code) if _is_conditional(each.opname)}
-                if is_jump:
-                    self.jumps[code] = is_jump
+                jumps = [each.offset for each in dis.get_instructions(code) if _is_conditional(each.opname)]
+                if jumps:
+                    self.jumps[code] = {jump: set() for jump in jumps}
 
     @property
     def is_complete(self) -> bool:
@@ -94,14 +93,15 @@ class Branches:
                 monitoring.free_tool_id(_TOOL)
 
     def _went(self, code: types.CodeType, jump: int, to: int) -> None:
-        if jump not in self.jumps.get(code, ()) or (code, jump, to) in self.seen:
+        jumps = self.jumps.get(code, {})
+        ways = jumps.get(jump)
+        if ways is None or to in ways:
             return
-        self.seen.add((code, jump, to))
-        if (code, jump) not in self._one_way:
-            self._one_way.add((code, jump))
-            return
-        self.jumps[code].discard(jump)
-        if not self.jumps[code]:
+        ways.add(to)
+        self.count += 1
+        if len(ways) == 2:
+            del jumps[jump]
+        if not jumps:
             del self.jumps[code]
 
     def _trace(self, frame: Any, event: str, _argument: Any) -> Any:

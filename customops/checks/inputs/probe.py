@@ -125,7 +125,7 @@ def search(
         if branches.is_complete or processor_time() > end:
             break
         if variation.holds(case.trial):
-            seen = len(branches.seen)
+            seen = branches.count
             with warnings.catch_warnings(), torch.no_grad(), branches.recorded():
                 warnings.simplefilter("ignore")
                 error, result = kernel_error(case.trial, limits or Limits())
@@ -133,7 +133,7 @@ def search(
                     branches.run_fake(case.trial)
             if isinstance(error, TookTooLong) or (error is not None and is_mistake(error)):
                 probed.rejected.append(Rejection(case, error, None))
-            if error is None and len(branches.seen) > seen and _elements(result) <= HUGE_ELEMENTS:
+            if error is None and branches.count > seen and _elements(result) <= HUGE_ELEMENTS:
                 found.append(replace(case, is_named=True))
     return found
 

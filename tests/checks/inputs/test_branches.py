@@ -46,14 +46,14 @@ def test_what_was_taken(registry: Registry, ns: str) -> None:
     before = sys.gettrace()
     with branches.recorded():
         trial.run()
-    assert len(branches.seen) == 1
+    assert branches.count == 1
     assert not branches.is_complete
     with branches.recorded():
         trial.with_arguments(flag=False).run()
     assert branches.is_complete
     assert sys.gettrace() is before
     trial.run()  # not recorded
-    assert len(branches.seen) == 2
+    assert branches.count == 2
 
 
 def in_groups(x: Tensor, weight: Tensor) -> Tensor:
