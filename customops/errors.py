@@ -15,6 +15,7 @@ torch has two: its Python raises ValueError, its dispatcher RuntimeError.
 
 from __future__ import annotations
 
+import ast
 import difflib
 import functools
 import inspect
@@ -25,7 +26,7 @@ import types
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 import torch
 
@@ -259,16 +260,29 @@ def users_frames(error: BaseException) -> list[types.TracebackType]:
     return [each for each in found if is_users(each.tb_frame.f_code.co_filename)]
 
 
-_REFUSALS = ("raise ", "raise\n", "assert ", "torch._check", "_check")
-
-
 def is_deliberate(error: BaseException) -> bool:
-    """Did the innermost of the user's lines raise it on purpose, by ``raise``, ``assert`` or ``torch._check``?"""
+    """Did the innermost of the user's statements raise it on purpose, by ``raise``, ``assert`` or ``torch._check``?"""
     for frame in users_frames(error)[-1:]:
-        # A statement over several lines: `raise` is on its first.
-        line = linecache.getline(frame.tb_frame.f_code.co_filename, frame.tb_lineno or 0).strip()
-        return any(line.startswith(word) or f" {word}" in f" {line}" for word in _REFUSALS)
+        file, number = frame.tb_frame.f_code.co_filename, frame.tb_lineno or 0
+        return any(first <= number <= last for first, last in _refusals("".join(linecache.getlines(file))))
     return False
+
+
+@functools.lru_cache(maxsize=64)
+def _refusals(code: str) -> tuple[tuple[int, int], ...]:
+    """The first and the last line of each statement that raises on purpose."""
+    try:
+        nodes = [*ast.walk(ast.parse(code))]
+    except SyntaxError:  # of a notebook, say
+        return ()
+    return tuple((node.lineno, node.end_lineno or node.lineno) for node in nodes if _is_refusal(node))
+
+
+def _is_refusal(node: Any) -> TypeGuard[ast.stmt]:
+    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+        name = getattr(node.value.func, "attr", None) or getattr(node.value.func, "id", "")
+        return f"{name}_".startswith("_check_")  # also torch._check_is_size
+    return isinstance(node, (ast.Raise, ast.Assert))
 
 
 def cut(error: CustomOpsError) -> None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 import customops
-from customops import Registry, Tag
+from customops import Registry, Tag, errors
 from customops.errors import (
     AutogradError,
     ContextError,
@@ -516,3 +516,41 @@ def test_what_no_function_makes_a_number_of(registry: Registry, ns: str) -> None
     op = registry.custom_op(f"{ns}::f", scale, mutates_args=())
     assert "fix:      float(by)" in message(lambda: op(torch.ones(1), "3"))
     assert "fix:      pass a float" in message(lambda: op(torch.ones(1), object()))
+
+
+def in_several_lines(x: int) -> None:
+    assert (
+        x == 2
+    ), "x is 2"  # fmt: skip
+
+
+def by_a_call(x: int) -> None:
+    torch._check(
+        x == 2,
+        lambda: "x is 2",
+    )
+
+
+def with_the_word(x: Any) -> None:
+    x.foo = x.foo  # we could raise here
+
+
+def by_another_call(x: Any) -> None:
+    _checksum(x)
+
+
+def _checksum(x: Any) -> Any:
+    return x.foo
+
+
+def test_what_raises_on_purpose() -> None:
+    """`raise`, `assert` and `torch._check` over several lines; not a comment, nor a function of a like name."""
+    for refuses, expected in (
+        (in_several_lines, True),
+        (by_a_call, True),
+        (with_the_word, False),
+        (by_another_call, False),
+    ):
+        with pytest.raises(Exception) as caught:  # noqa: PT011
+            refuses(1)
+        assert errors.is_deliberate(caught.value) is expected

@@ -88,11 +88,12 @@ def _value(argument: Argument) -> str:
     if type_ == "Tensor":
         return f"{name} is None" if argument.is_optional else ""  # of others guards say so
     if argument.holds_tensors:
-        return f"{name} and $tuple([each is None for each in {name}])"
+        return f"None if {name} is None else $tuple([each is None for each in {name}])"
+    number = f"({name} if {name} and {name} == {name} else $str({name}))"  # there are two zeros, and NaN equals nothing
     if type_ == "float":
-        return f"{name} or $str({name})"  # there are two zeros
+        return number
     if type_ == "Scalar":
-        return f"($type({name}), {name} or $str({name}))"
+        return f"($type({name}), {number})"
     return name if item is None else f"$str({name})"
 
 

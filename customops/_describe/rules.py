@@ -12,7 +12,7 @@ from customops._dispatch.callbacks import Fn
 from customops._dispatch.names import _ANY_DEVICE
 from customops._dispatch.preference import here, names_for
 from customops._rules.autocast import AutocastRule
-from customops._rules.choice import DEFAULT, REFERENCE, in_order
+from customops._rules.choice import DEFAULT, REFERENCE, hidden_in, in_order
 from customops._rules.compilers import DecompositionRule, InductorLoweringRule, ReplacementRule
 from customops._rules.cost import FlopsRule
 from customops._rules.functionalization import EffectRule, TorchDispatchRule
@@ -140,11 +140,10 @@ def _own_kernels(op: Any) -> Iterator[Rule]:
         for name, file in stored.choices.values() if stored is not None else ():
             tuned.setdefault((device, name), set()).add(file)
     ordered = [(device, each) for device in rule.kernels for each in in_order(rule._own(device), ())]
-    takes_all: dict[str | None, str] = {}  # the first kernel of a device that does
     for device, each in ordered:
-        first = takes_all.get(device)
-        if each.when is None:
-            takes_all.setdefault(device, each.name)
+        found_there = rule.alternatives(device)
+        hidden = each in hidden_in(found_there)
+        first = next((other.name for other in found_there if other.when is None), "") if hidden else ""
         fn, target = each.fn, device or ("other devices" if len(rule.kernels) > 1 else "any device")
         if each.name == REFERENCE:
             continue
@@ -162,7 +161,7 @@ def _own_kernels(op: Any) -> Iterator[Rule]:
                 f"priority {each.priority}": each.priority,
                 f"when {where(each.when)}" if each.when is not None else "": each.when is not None,
                 "preferred": each.name in preferred,
-                f"runs only if preferred or tuned, since {first} is asked first": first is not None,
+                f"runs only if preferred or tuned, since {first} is asked first": hidden,
                 f"tuned ({', '.join(sorted(tuned.get((device, each.name), ())))})": (device, each.name) in tuned,
                 "switched off": rule._disabled(device),
                 "has no body": is_stub(fn) and not rule._disabled(device),

@@ -6,6 +6,7 @@ import functools
 import importlib.metadata
 import logging
 from dataclasses import dataclass
+from typing import Any
 
 from customops._dispatch import preference
 from customops._dispatch.names import first_line
@@ -34,6 +35,11 @@ class Offer:
         """Name and version."""
         found = self.entry_point.dist
         return ("an unknown package", "") if found is None else (found.name, found.version)
+
+    def is_of_package(self, fn: Any) -> bool:
+        """Is a function of the package of the entry point?"""
+        packages = (name.partition(".")[0] for name in (getattr(fn, "__module__", None) or "", self.entry_point.module))
+        return len({*packages}) == 1
 
     def load(self) -> str | None:
         """Let it register its kernel; returns why that failed, or None."""

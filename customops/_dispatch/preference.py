@@ -76,8 +76,8 @@ def prefer(preferences: Mapping[Any, str | Sequence[str]], /) -> AbstractContext
         fix = "call the compiled function inside prefer(): it is compiled for each preference"
         _torch.dynamo.stop_tracing(RegistrationError, problem, table[0][0], fix)
     if table not in _entered:
-        _entered.add(table)
         choose_from_now_on(pattern for pattern, _ in table)
+        _entered.add(table)  # not before: another thread that enters it goes on when all ops know of it
         place = user_source()
         for pattern, names in table:
             expect(place, pattern, names)
@@ -86,9 +86,9 @@ def prefer(preferences: Mapping[Any, str | Sequence[str]], /) -> AbstractContext
 
 def choose_from_now_on(patterns: Iterable[str]) -> None:
     """Have the ops that a pattern fits look for preferences in each call, also where there is nothing to choose yet."""
-    new = {*patterns} - _patterns
-    if new:
-        with lock:
+    with lock:
+        new = {*patterns} - _patterns
+        if new:
             _patterns.update(new)
             for listener in list(listeners):
                 listener.preferences_changed()
@@ -229,7 +229,15 @@ def unknown() -> Iterator[tuple[str, str | None, bool]]:
 
 
 def warn_of_unknown(*, at_exit: bool = False) -> None:
-    """Log once what was meant for another name, as far as can be told; at the end also what is not there at all."""
+    """Log once what was meant for another name, as far as can be told; at the end also what is not there at all.
+
+    To look costs milliseconds: it is done when there are new wishes, and when there are twice as many ops.
+    """
+    global _looked
+    state = len(waiting), len(listeners).bit_length()
+    if state == _looked and not at_exit:
+        return
+    _looked = state
     for line, near, is_likely in unknown() if waiting else ():
         if (near or (at_exit and is_likely)) and line not in _said:
             _said.add(line)
@@ -243,4 +251,5 @@ def _known() -> dict[str, list[str]]:
 
 
 _said: set[str] = set()
+_looked = (0, 0)  #: the numbers of wishes and of ops, the latter as a power of two, at the last look
 atexit.register(warn_of_unknown, at_exit=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, cast, get_args
 
@@ -16,6 +15,9 @@ from customops._schema.model import Argument, Return, Schema
 from customops._schema.types import ROWS, item_type
 from customops._torch.schema import Tag
 from customops.errors import AliasError, DefinitionError, KernelError, brief, where
+
+#: What makes a tensor of an array; a device adds its own.
+WRAPS = ["torch.from_numpy(result)"]
 
 # What the environment says of how ops are called: it is for who runs a program, so it counts most ---------------------
 
@@ -130,10 +132,7 @@ def misfit(op: str, role: str, fn: Fn, returns: tuple[Return, ...], result: Any)
     if result is None:
         fix = "return the result; if the op only mutates its inputs, annotate it with -> None"
     elif type(result).__module__ == "numpy":
-        devices = sys.modules.get("customops.backend")
-        on_device = devices is not None and devices.get_backend() is not None
-        wrap = "torch.from_numpy(result)" + ", or for its device backend.wrap(result)" * on_device
-        fix = f"wrap the array: {wrap}, with .copy() if it may be the memory of an argument"
+        fix = f"wrap the array: {', or '.join(WRAPS)}, with .copy() if it may be the memory of an argument"
     elif isinstance(result, tuple) and len(returns) == 1:
         fix = "return the value itself, or annotate the return as a tuple"
     elif isinstance(result, Tensor) and len(returns) == 1 and returns[0].type in _NUMBERS:

@@ -190,7 +190,10 @@ def device_of(schema: Schema, args: Sequence[Any], kwargs: dict[str, Any]) -> to
     values = given(schema, args, kwargs)
     devices: list[Any] = [x.device for x in tensors_in([value for _, value in values])]
     devices += [value for argument, value in values if argument is schema.device_argument and value]
-    return torch.device(devices[0]) if devices else None
+    # Beside tensors of another device, those of the CPU are numbers: the dispatcher goes by the former.
+    return next((each for each in map(torch.device, devices) if each.type != "cpu"), None) or (
+        torch.device(devices[0]) if devices else None
+    )
 
 
 @functools.lru_cache(maxsize=64)

@@ -205,8 +205,8 @@ class _Call:
     def times(self, chooser: Any, names: list[str]) -> tuple[dict[str, float], dict[str, str]]:
         """The seconds of each kernel, and why others were left out: they do not take it, or their results differ."""
         left_out: dict[str, str] = {}
-        rights: list[str] = []
-        expected = None
+        passed: list[str] = []
+        expected, failed = None, None
         of_reference = chooser.named(REFERENCE) is not None
         for name in [REFERENCE, *names] if of_reference else names:
             with prefer({self.operator.qualname: name}):
@@ -217,16 +217,18 @@ class _Call:
                 try:
                     results = self.results()
                 except Exception as error:
-                    if expected is None:
-                        raise
+                    failed = failed or error
                     left_out[name] = f"{_FAILS} {type(error).__name__}: {first_line(error)}"
                     continue
             expected = results if expected is None else expected
             why = self._difference(results, expected)
             if why:
-                left_out[name] = f"{_WRONG} from those of {REFERENCE if of_reference else rights[0]}: {why}"
-            elif name in names and name not in rights:
-                rights.append(name)
+                left_out[name] = f"{_WRONG} from those of {REFERENCE if of_reference else passed[0]}: {why}"
+            else:
+                passed.append(name)
+        if failed is not None and not passed:
+            raise failed
+        rights = [name for name in names if name in passed]  # in the order in which they are asked
         rounds: dict[str, list[float]] = {name: [] for name in rights}
         counts = {name: max(1, min(10_000, int(_SECONDS / max(self._seconds(name, 1), 1e-9)))) for name in rights}
         for _ in range(_ROUNDS):

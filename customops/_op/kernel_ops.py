@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -28,7 +29,9 @@ def _function(op: CustomOpDef[Any, Any], kernel: str) -> Fn:
     operator, reference = op._definition, op._rules.reference
     if kernel == REFERENCE and reference is not None and operator.schema.is_functional:
         return functools.update_wrapper(functools.partial(reference.fn), reference.fn, updated=())
-    name = Name(operator.name.namespace, f"{operator.name.name}__{kernel}", operator.name.overload)
+    # torch has no attribute for an op with "-" or "." in its name: the code of the character stands for it.
+    word = re.sub(r"\W", lambda found: f"_{ord(found[0]):x}_", kernel, flags=re.ASCII)
+    name = Name(operator.name.namespace, f"{operator.name.name}__{word}", operator.name.overload)
     if find_overload(name.packet, name.overload) is None:
 
         def run(*args: Any, **kwargs: Any) -> Any:

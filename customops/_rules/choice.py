@@ -55,7 +55,7 @@ ARGUMENTS = "arguments"
 #: So many choices are kept for a device of an op, so many have a guard of those whose first tensor has one shape, and
 #: so many are looked for first.
 _KEPT, _ALIKE, _RECENT = 256, 8, 3
-_PLAIN = (Tensor, torch.nn.Parameter)
+PLAIN = (Tensor, torch.nn.Parameter)
 _numbers = itertools.count()
 
 
@@ -113,6 +113,12 @@ def in_order(own: Sequence[Alternative], general: Sequence[Alternative]) -> tupl
     return tuple(each for each, _ in ranked)
 
 
+def hidden_in(alternatives: Iterable[Alternative]) -> list[Alternative]:
+    """Those with a predicate that nobody asks, of alternatives in order: one without a predicate is before them."""
+    rest = itertools.dropwhile(lambda each: each.when is not None, alternatives)
+    return [each for each in rest if each.when is not None]
+
+
 def buckets_of(alternatives: Iterable[Alternative]) -> tuple[Fn, ...]:
     """The ``key=`` functions of alternatives, each once, in the order of their registration."""
     ordered = sorted(alternatives, key=lambda each: each.number)
@@ -144,7 +150,9 @@ class Chooser:
             self.holds = "alike" if operator.schema.tensors else "keyed"
         if any(each.key is None for each in asked):
             self.holds = "once"
-        if self.holds == "keyed" and len(keys) < len(asked):  # there are no tensors
+        # Without tensors there are no guards: where no function says what counts, all arguments do.
+        all_count = any(not callable(each.key) for each in asked) or (stored is not None and not self.buckets)
+        if self.holds == "keyed" and all_count:
             keys.append(lambda *args, **kwargs: str((args, kwargs)))
         #: By the scopes that are open: the names that are preferred; and, with a name that was stored, the order.
         self.preferred = functools.lru_cache(64)(functools.partial(names_for, operator.qualname))
@@ -209,15 +217,17 @@ class Chooser:
                 self.known.clear()
                 self.guarded.clear()
                 self.recent = ()
-            self.known[key] = kernel if self.holds == "keyed" else [kernel, False]
+            self.known[key] = kernel if self.holds == "keyed" else [kernel, True]
             return kernel
         if self.holds == "keyed":  # of a thread that was faster
             return entry  # type: ignore[no-any-return]
-        kernel, is_guarded = entry
-        if not is_guarded:  # guards are made for what comes again
-            entry[1] = True
-            looks_same, others = self._guard(tensors, args, kwargs), self.guarded.get(at, ())
-            if looks_same is not None and len(others) < _ALIKE:
+        kernel, may_be_guarded = entry
+        others = self.guarded.get(at, ())
+        # Guards are made for what comes again. They see more than the key: gradients, and tensors of inference mode.
+        if may_be_guarded and len(others) < _ALIKE:
+            looks_same = self._guard(tensors, args, kwargs)
+            entry[1] = looks_same is not None
+            if looks_same is not None:
                 self.guarded[at] = (*others, (looks_same, values, kernel))
         return kernel  # type: ignore[no-any-return]
 
@@ -226,7 +236,7 @@ class Chooser:
         tensors = tensors_in((*args, *kwargs.values()))
         if self.holds == "keyed":
             return values, tensors
-        if not all(type(x) in _PLAIN and x.layout is torch.strided and not x.is_nested for x in tensors):
+        if not all(type(x) in PLAIN and x.layout is torch.strided and not x.is_nested for x in tensors):
             return None, tensors
         looks = [(x.dtype, x.device, x.shape, x.stride(), x.is_conj(), x.is_neg()) for x in tensors]
         return (values, tuple(looks), tuple(each is None for each in (*args, *kwargs.values()))), tensors

@@ -10,7 +10,7 @@ import logging
 import threading
 import types
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
@@ -32,11 +32,13 @@ from customops._dispatch.rule import Rule
 from customops._rules.choice import (
     ARGUMENTS,
     DEFAULT,
+    PLAIN,
     REFERENCE,
     Alternative,
     Chooser,
     alternative,
     chooser_of,
+    hidden_in,
     in_order,
 )
 from customops._rules.out import Expected, asked, is_stub
@@ -49,6 +51,7 @@ from customops.errors import (
     KernelError,
     RegistrationError,
     UnsupportedError,
+    innermost,
     user_stacklevel,
     where,
 )
@@ -98,19 +101,27 @@ class KernelRule(Rule[tuple[str | None, str], Alternative]):
         devices = dict.fromkeys(device for device, name in self.values if name not in (REFERENCE, _OFFERED))
         return {device: in_order(self._own(device), ())[0].fn for device in devices}
 
-    def alternatives(self, device_type: str | None) -> tuple[Alternative, ...]:
-        """What may run on a device, in the order in which it is asked without a preference."""
-        general = self._own(None)
+    def alternatives(
+        self, device_type: str | None, values: Mapping[tuple[str | None, str], Alternative] | None = None
+    ) -> tuple[Alternative, ...]:
+        """What may run on a device, in the order in which it is asked without a preference, with what is registered.
+
+        `values` is what would be registered instead.
+        """
+        general = self._own(None, values)
         if self._disabled(device_type):
             return in_order((), [each for each in general if each.name != REFERENCE])
-        found = in_order(self._own(device_type) if device_type is not None else (), general)
+        found = in_order(self._own(device_type, values) if device_type is not None else (), general)
         if self.operator.schema.returns:
             others = tuple(each for each in found if each.fn is not self.default or not is_stub(each.fn))
             found = others if any(each.name != REFERENCE for each in others) else found
         return found
 
-    def _own(self, device_type: str | None) -> list[Alternative]:
-        return [each for (device, name), each in self.values.items() if device == device_type and name != _OFFERED]
+    def _own(
+        self, device_type: str | None, values: Mapping[tuple[str | None, str], Alternative] | None = None
+    ) -> list[Alternative]:
+        found = (self.values if values is None else values).items()
+        return [each for (device, name), each in found if device == device_type and name != _OFFERED]
 
     def names(self) -> list[str]:
         """Of the kernels that there are, and of those that packages offer, which are loaded with the first call."""
@@ -198,10 +209,12 @@ class KernelRule(Rule[tuple[str | None, str], Alternative]):
 
     def _load(self, offer: packages.Offer) -> None:
         before = {key: list(entries) for key, entries in self._entries.items()}
-        if (offer.device_type, offer.kernel) in self.values:
-            problem: str | None = "the op has a kernel of this name, which counts"
-        else:
+        there = self.values.get((offer.device_type, offer.kernel))
+        if there is None:
             problem = offer.load()
+        else:  # another entry point may have imported the module that registers it
+            is_its_own = offer.is_of_package(innermost(there.fn))
+            problem = None if is_its_own else "the op has a kernel of this name, which counts"
         if problem is None and (offer.device_type, offer.kernel) not in self.values:
             problem = "it registered no kernel of this name for this device"
         if problem is not None:
@@ -231,21 +244,30 @@ class KernelRule(Rule[tuple[str | None, str], Alternative]):
         if calls_torch and not spec.kernel_calls_torch:
             fn = CallingTorch(fn, writes=bool(schema.mutated))
         made = alternative(self.operator, fn, name, when, priority, key)
-        asked_later = [
-            each
-            for each in dict.fromkeys(each for device in devices for each in self._own(device))
-            if each.when is not None and each.priority <= priority and each.name != made.name and when is None
-        ]
-        if asked_later:
-            names = " and ".join(each.name for each in asked_later)
-            warnings.warn(
-                f"{op}: the kernel {made.name} takes all arguments and is asked before {names}, so that {names} will "
-                "run only if preferred or tuned. Register it with when=, or with priority="
-                f"{min(each.priority for each in asked_later) - 1}.",
-                UserWarning,
-                stacklevel=user_stacklevel(),
-            )
+        self._warn_of_hidden(devices, made)
         return self.set_all([(device, made.name) for device in devices], made)
+
+    def _warn_of_hidden(self, devices: Sequence[str | None], made: Alternative) -> None:
+        """Warn of predicates that are asked now and will not be once `made` is registered.
+
+        Its own may be: a lower priority says so.
+        """
+        values = {**self.values, **{(device, made.name): made for device in devices}}
+        for device in dict.fromkeys(device for device, name in values if name != _OFFERED):
+            before, after = self.alternatives(device), self.alternatives(device, values)
+            known = hidden_in(before)
+            hidden = [each for each in hidden_in(after) if each in before and each not in known]
+            if hidden:
+                names = " and ".join(each.name for each in hidden)
+                lowest = min(each.priority for each in hidden)
+                warnings.warn(
+                    f"{self.operator.qualname}: the kernel {made.name} takes all arguments and is asked before "
+                    f"{names}, so that {names} will run only if preferred or tuned. Register it with when=, or with "
+                    f"priority={lowest - 1}.",
+                    UserWarning,
+                    stacklevel=user_stacklevel(),
+                )
+                return
 
     def follow(self, reference: Reference) -> Registration:
         """Let the reference be the last alternative, where there are several."""
@@ -325,7 +347,7 @@ class KernelRule(Rule[tuple[str | None, str], Alternative]):
         operator = self.operator
         if not (self._choosers or self._offers) or not operator.options.choose_when_traced:
             return None
-        if _torch.dynamo.is_exporting():
+        if torch.compiler.is_exporting():
             return None
         chooser = self.chooser_for(args, kwargs)
         return None if chooser is None else chooser.traced(args, kwargs)
@@ -509,7 +531,6 @@ def _selector(rule: KernelRule, operator: OperatorHandle) -> Callable[..., Any]:
 
 #: Tensors on these devices are looked at; others may lack the operations for it.
 _DEVICES = frozenset({"cpu", "cuda", "xpu", "mps"})
-_PLAIN = (Tensor, torch.nn.Parameter)
 _SAMPLE = 4096
 
 
@@ -534,7 +555,7 @@ class Inspection:
             for x in value if isinstance(value, (list, tuple)) else (value,):
                 if not isinstance(x, Tensor):
                     continue
-                if type(x) not in _PLAIN or x.device.type not in _DEVICES:
+                if type(x) not in PLAIN or x.device.type not in _DEVICES:
                     return fn(*args, **kwargs)
                 if argument.is_mutated:
                     written.add(_torch.tensors.memory_id(x))

@@ -280,11 +280,6 @@ def capture(kernel: Any, grid: Any, args: tuple[Any, ...], kwargs: dict[str, Any
     wrapper(kernel, None, None)[grid](*args, **kwargs)
 
 
-def is_exporting() -> bool:
-    """Is this an export?"""
-    return torch.compiler.is_exporting()
-
-
 def keeps_ops() -> bool:
     """Is this an export, which keeps such ops whole?"""
     config = importlib.import_module("torch._functorch.config")

@@ -78,12 +78,16 @@ def check_name(name: object) -> None:
 
 def check_free(name: str) -> None:
     """Raise where the name would hide an attribute of torch."""
+    if taken := _hidden_by(name):
+        raise BackendNameError("the name is taken", expected="a name that torch does not use", got=", ".join(taken))
+
+
+def _hidden_by(name: str) -> list[str]:
+    """The attributes of torch that a device of this name would hide."""
     taken = [f"torch.{name}"] if hasattr(torch, name) else []
     if hasattr(getattr(torch.distributed, "Backend", None), name.upper()):
         taken.append(f"torch.distributed.Backend.{name.upper()}")
-    taken += [f"{cls.__name__}.{name}" for classes in METHODS.values() for cls in classes if hasattr(cls, name)]
-    if taken:
-        raise BackendNameError("the name is taken", expected="a name that torch does not use", got=", ".join(taken))
+    return taken + [f"{cls.__name__}.{name}" for classes in METHODS.values() for cls in classes if hasattr(cls, name)]
 
 
 def check_spelling(name: object) -> str:
@@ -91,7 +95,8 @@ def check_spelling(name: object) -> str:
     if not isinstance(name, str) or not re.fullmatch("[a-z][a-z_]*", name):
         problem = "torch cannot read this as a device"
         cured = re.sub("[^a-z]+", "_", re.sub("[0-9]+", "", name.lower())).strip("_") if isinstance(name, str) else ""
-        fix = f"name it {cured!r}" if cured and cured not in TAKEN else None
+        is_free = cured and cured not in (*TAKEN, UNNAMED) and not _hidden_by(cured)
+        fix = f"name it {cured!r}" if is_free else None
         raise BackendNameError(problem, expected="a string of a-z and _ (no digits)", got=repr(name), fix=fix)
     if name in TAKEN or name == UNNAMED:
         raise BackendNameError("this device type is torch's own", got=repr(name), fix="choose another name")
@@ -473,6 +478,7 @@ def _register(options: BackendOptions) -> Backend:
             process_group.install(module, options.collectives, undo)
         module._is_called = user_kernels.is_called
         _compat.tell_compilers(name, user_kernels.key_of_code, user_kernels.is_called)
+        results.WRAPS.append("for its device backend.wrap(result)")
         return Backend(user_kernels, options, undo.pop_all())
 
 

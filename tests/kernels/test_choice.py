@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import threading
 from typing import Annotated, Any
 
@@ -69,6 +70,18 @@ def test_the_reference_is_no_kernel_of_a_device_without_any(registry: Registry, 
     several = Several(registry, f"{ns}::f", device_types="cuda")
     with pytest.raises(NotImplementedError, match="Could not run"):
         several.op(ones(2))
+
+
+def test_a_kernel_that_hides_others_warns(several: Several) -> None:
+    """Also of another device type or name than theirs; a low priority of one's own is no oversight."""
+    several.add("small", up_to(4), priority=1)
+    several.add("least", up_to(4), priority=-1)
+    with pytest.warns(UserWarning, match="all takes all arguments and is asked before small, .* with priority=0"):
+        several.add("all", device=None, priority=2)
+    notes = {rule.note for rule in several.op.describe().rules if "runs only if preferred" in rule.note}
+    assert {note.partition(",")[0] for note in notes} == {"named small", "named least"}
+    assert all(note.endswith("since all is asked first") for note in notes)
+    assert several.runs(ones(2)) == "all"
 
 
 def test_one_kernel_without_a_predicate_is_called_as_it_is(several: Several) -> None:
@@ -266,6 +279,49 @@ def test_a_predicate_that_reads_data(several: Several, reads: Any) -> None:
     assert several.runs(ones(2)) == "a"
 
 
+def test_values_that_equal_nothing_are_kept(registry: Registry, ns: str) -> None:
+    asked = []
+
+    @registry.custom_op(f"{ns}::f", mutates_args=())
+    def op(xs: list[Tensor], y: Tensor, by: float) -> Tensor:
+        return y * 2
+
+    op.register_kernel("cpu", lambda xs, y, by: y + y, name="a", when=lambda y: asked.append(1) or True)
+    for xs in ([], [ones(1)]):
+        for by in (math.nan, 0.0, 1.0):
+            asked.clear()
+            for _ in range(5):
+                assert op(xs, ones(2), by).tolist() == [2, 2]
+            assert len(asked) == 1
+
+
+def test_an_empty_list_beside_a_key_of_the_author(registry: Registry, ns: str) -> None:
+    @registry.custom_op(f"{ns}::f", mutates_args=())
+    def op(xs: list[Tensor], y: Tensor) -> Tensor:
+        return y * 2
+
+    op.register_kernel("cpu", lambda xs, y: y + y, name="a", when=lambda y: y.shape[0] < 4)
+    op.register_kernel("cpu", lambda xs, y: y + y, name="b", when=lambda y: y.shape[0] < 8, key=lambda y: y.shape[0])
+    for xs in ([ones(2)], []):
+        for n in (3, 5, 9):
+            assert op(xs, ones(n)).tolist() == [2] * n
+
+
+def test_states_of_one_look_have_guards_of_their_own(several: Several) -> None:
+    """What the first call makes a guard of may not leave later ones without: of gradients, and of inference mode."""
+    several.add("a", up_to(4))
+    with torch.inference_mode():
+        made = ones(4)
+    parameter = ones(4, requires_grad=True)
+    for _ in range(3):
+        several.op(ones(4))
+        with torch.no_grad():
+            several.op(parameter)
+        with torch.inference_mode():
+            several.op(made)
+    assert sorted(map(len, chooser(several.op).guarded.values())) == [3]
+
+
 def test_without_a_key_the_predicate_is_asked_each_time(several: Several) -> None:
     several.add("positive", lambda x: bool((x > 0).all()), key=None)
     for x in (ones(2), -ones(2), ones(2)):
@@ -307,14 +363,14 @@ def test_a_predicate_that_raises_an_error(several: Several) -> None:
         compiled(ones(2))
 
 
-def test_a_key_that_is_none_beside_the_one_of_arguments(several: Several) -> None:
+def test_a_key_that_cannot_be_hashed_beside_the_one_of_arguments(several: Several) -> None:
     several.add("a", up_to(3), key=lambda x: [x.shape])
     several.add("b", up_to(3))
     with pytest.raises(KernelError, match="not hashable"):
         several.op(ones(2))
 
 
-def test_a_key_that_is_none(several: Several) -> None:
+def test_a_key_that_cannot_be_hashed(several: Several) -> None:
     several.add("a", up_to(3), key=lambda x: [x.shape])
     with pytest.raises(KernelError, match="not hashable"):
         several.op(ones(2))

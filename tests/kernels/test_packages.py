@@ -227,6 +227,18 @@ print(ran, loaded())
     assert second == "['own'] False"
 
 
+def test_a_module_that_registers_two_kernels_when_it_is_imported(folder: Path) -> None:
+    """With the entry point of the first comes the second, which is no other's."""
+    (folder / "at_import.py").write_text(
+        "import customops\n"
+        'one = customops.register_kernel("pack::twice", "cpu", name="a", when=lambda x: True)(lambda x: x + x)\n'
+        'two = customops.register_kernel("pack::twice", "cpu", name="b", when=lambda x: True)(lambda x: x + x)\n'
+    )
+    install(folder, "pack.twice.cpu.a = at_import", "pack.twice.cpu.b = at_import")
+    (line,) = run(folder, "twice(torch.ones(4)); print(twice._rules.kernel.names())")
+    assert line == "['default', 'reference', 'a', 'b']"
+
+
 def test_an_offered_kernel_is_known_before_it_is_loaded(folder: Path) -> None:
     install(folder, "pack.twice.cpu.v2 = vendor_kernels:register")
     code = """

@@ -20,6 +20,8 @@ from torch import ones
 
 import customops
 from customops import Registry
+from customops._dispatch import preference
+from customops._rules.kernel import KernelRule
 from customops.errors import RegistrationError
 
 
@@ -95,6 +97,50 @@ def test_a_scope_is_of_its_thread_and_task(three: Several) -> None:
         return await asyncio.gather(task("even"), task("default"))
 
     assert asyncio.run(both()) == ["even", "default"]
+
+
+def test_a_thread_that_enters_while_another_tells_the_ops(several: Several, ns: str, monkeypatch: Any) -> None:
+    """It waits until all ops look for the preference."""
+    inside, go, ran = threading.Event(), threading.Event(), []
+    tell = KernelRule.preferences_changed
+
+    def slowly(self: KernelRule) -> None:
+        if not inside.is_set():
+            inside.set()
+            assert go.wait(20)
+        tell(self)
+
+    monkeypatch.setattr(KernelRule, "preferences_changed", slowly)
+    table = {f"{ns}::f": "reference"}
+    assert several.runs(ones(2)) == "default"
+    several.ran.clear()
+
+    def enter() -> None:
+        with customops.prefer(table):
+            several.op(ones(2))
+            ran.append([*several.ran])
+
+    threads = [threading.Thread(target=enter) for _ in range(2)]
+    threads[0].start()
+    assert inside.wait(20)
+    threads[1].start()
+    threads[1].join(0.3)
+    go.set()
+    for thread in threads:
+        thread.join()
+    assert ran == [[], []]  # the reference, which says nothing
+
+
+def test_names_are_looked_for_rarely(registry: Registry, ns: str, monkeypatch: Any) -> None:
+    """Each of many ops is called for the first time, while a name waits for its op."""
+    looked = []
+    unknown = preference.unknown
+    monkeypatch.setattr(preference, "unknown", lambda: looked.append(1) or unknown())
+    monkeypatch.setattr(preference, "waiting", {})
+    preference.expect("CUSTOMOPS_PREFER:1", "elsewhere::f", ("v2",))
+    for i in range(40):
+        Several(registry, f"{ns}::f{i}").op(ones(2))
+    assert 1 <= len(looked) <= 7  # with each power of two
 
 
 def test_out_variants_have_names_of_their_own(several: Several, ns: str) -> None:

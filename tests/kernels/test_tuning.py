@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor, ones
 
 import customops
 from customops._dispatch import tuning
+from customops._op import autotune
 from customops.errors import RegistrationError
 
 
@@ -114,6 +116,50 @@ def test_kernels_that_fail_are_left_out(several: Several, caplog: pytest.LogCapt
     assert found.kernel in ("default", "reference")
     assert found.left_out["fails"].startswith("it raises AttributeError: ")
     assert "tuning leaves out the kernel fails" in caplog.text
+
+
+def test_the_first_one_that_fails_is_left_out(registry: customops.Registry, ns: str) -> None:
+    @registry.custom_op(f"{ns}::f", mutates_args=())
+    def op(x: Tensor) -> Tensor:
+        return x * 2
+
+    op.register_kernel("cpu", lambda x: x.no_such_method(), name="fails", priority=3)
+    (found,) = op.autotune([(ones(3),)])
+    assert (found.kernel, [*found.left_out]) == ("default", ["fails"])
+    with pytest.raises(AttributeError, match="no_such_method"):
+        op.autotune([(ones(3),)], ["fails"])
+
+
+def test_of_equally_fast_ones_the_one_that_is_asked_first(several: Several, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(autotune._Call, "_seconds", lambda self, name, count: 1e-3)
+    several.add("v2", priority=3)
+    assert several.op.autotune([(ones(3),)])[0].kernel == "v2"
+
+
+def test_factories(registry: customops.Registry, ns: str) -> None:
+    """What was tuned for some arguments does not count for others: no tensors say which these are."""
+    ran: list[str] = []
+
+    def make(name: str) -> Any:
+        return lambda n, device: ran.append(name) or torch.zeros(n)
+
+    op = registry.custom_op(f"{ns}::f", make("default"), schema="(int n, Device device) -> Tensor", mutates_args=())
+    op.register_kernel("cpu", make("v2"), name="v2")
+    hardware = tuning.hardware(torch.device("cpu"))
+    tuning.add({(f"{ns}::f", hardware, tuning.VERSION, "n=4 device=cpu"): "default"})
+    for n in (4, 1000, 4, 1000):
+        op(n, torch.device("cpu"))
+    assert ran == ["default", "v2", "default", "v2"]
+
+
+def test_the_device_of_a_number_beside_tensors(registry: customops.Registry, ns: str) -> None:
+    @registry.custom_op(f"{ns}::f", mutates_args=())
+    def op(scale: Tensor, x: Tensor) -> Tensor:
+        return x * scale
+
+    for number in (ones(()), ones((), device="meta")):
+        found = tuning.device_of(op._definition.schema, (number, ones(2, device="meta")), {})
+        assert found == torch.device("meta")
 
 
 def test_what_would_fail_when_all_is_measured_fails_before(slow: Several, tmp_path: Path) -> None:
