@@ -7,6 +7,7 @@ import gc
 import importlib
 import os
 import platform
+import shlex
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
@@ -52,15 +53,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if argv is None else argv)
     command = given[0] if given else ""
     parser, commands = make_parser(command)
-    if not command:
+    if not given:
         parser.print_help()
         return FINE
-    if command not in COMMANDS and command[0] != "-":
+    if command not in COMMANDS and not command.startswith("-"):
         parser.refuse("command", command, [*COMMANDS])
     options, unknown = parser.parse_known_args(given)
     own = commands.choices.get(command, parser)  # its usage is what helps
-    if unknown and unknown[0][0] != "-":
-        own.error(f"it takes no further argument: {' '.join(unknown)}")
+    if unknown and not unknown[0].startswith("-"):
+        own.error(f"it takes no further argument: {shlex.join(unknown)}")
     if unknown:
         own.refuse("option", unknown[0], [*own._option_string_actions])
     try:

@@ -102,15 +102,26 @@ class Reader(ast.NodeVisitor):
                         self.libraries[each] = _text(made.args[0]) if is_one and each not in parameters else ""
         self.visit(tree)
         if self.modules:
-            imports = [n for n in tree.body if isinstance(n, (ast.Import, ast.ImportFrom))]
-            first: list[ast.stmt] = [n for n in imports if getattr(n, "module", None) == "__future__"]
-            first += tree.body[:1] if ast.get_docstring(tree) is not None else []
+            self._import(tree)
+
+    def _import(self, tree: ast.Module) -> None:
+        """Import the modules of customops that the edits name, directly before torch: what is above may have to be."""
+        imports = [node for node in _own(tree) if isinstance(node, (ast.Import, ast.ImportFrom))]
+        there = {each.asname or each.name for node in imports if isinstance(node, ast.Import) for each in node.names}
+        new = [f"import {module}" for module in self.modules if module not in there]
+        of_torch = (node for node in imports if any(f"{name}.".startswith("torch.") for name in _modules_of(node)))
+        first = min(of_torch, key=lambda node: (node.lineno, node.col_offset), default=None)
+        if first is not None:
+            column = first.col_offset
+            is_after = self.lines[first.lineno - 1][:column].strip()  # of another statement in its line
+            text = "".join(each + ("; " if is_after else "\n" + " " * column) for each in new)
+            self.edits.append(Edit(first.lineno - 1, column, first.lineno - 1, column, text))
+        elif new:  # torch is imported in functions alone
+            above: list[ast.stmt] = [node for node in imports if getattr(node, "module", None) == "__future__"]
+            above += tree.body[:1] if ast.get_docstring(tree) is not None else []
             comments = sum(1 for _ in itertools.takewhile(lambda line: line.startswith(b"#"), self.lines))
-            line = max((n.end_lineno or 0 for n in first), default=comments)
-            later = [n.lineno for n in imports if n not in first]
-            line = max(line, later[0] - 1 if later else 0)
-            text = "".join(f"import {module}\n" for module in self.modules)
-            self.edits.append(Edit(line, 0, line, 0, text))
+            line = max((node.end_lineno or 0 for node in above), default=comments)
+            self.edits.append(Edit(line, 0, line, 0, "".join(f"{each}\n" for each in new)))
 
     def replace(self, node: ast.AST, text: str) -> None:
         span: Any = node
@@ -134,6 +145,10 @@ class Reader(ast.NodeVisitor):
             return
         moved: dict[str, list[str]] = {}
         for each in node.names:
+            if each.name == "*":
+                if node.module in HOMES:
+                    self.note(node, f"stays, and what it names is not looked at: import the names of {node.module}")
+                return
             dotted, bound = f"{node.module}.{each.name}", each.asname or each.name
             home, _, name = (home_of(dotted) or "").rpartition(".")
             home = home or node.module
@@ -149,7 +164,8 @@ class Reader(ast.NodeVisitor):
 
     def visit_Assign(self, node: ast.Assign) -> None:
         """``register_fake = torch.library.register_fake``"""
-        self.known |= {ast.unparse(each): self.dotted(node.value) for each in node.targets}
+        if dotted := self.dotted(node.value):  # another value does not hide what is bound elsewhere in the file
+            self.known |= {ast.unparse(each): dotted for each in node.targets}
         self.generic_visit(node)
 
     def visit_Attribute(self, node: ast.Attribute) -> None:
@@ -169,7 +185,7 @@ class Reader(ast.NodeVisitor):
             if call is None or ast.unparse(call.func).rpartition(".")[2] != "register_kernel":
                 continue
             parameters = [each.arg for each in ast.walk(node.args) if isinstance(each, ast.arg)]
-            for each in ast.walk(node):
+            for each in _own(node):
                 if isinstance(each, ast.Return) and isinstance(each.value, ast.Name) and each.value.id in parameters:
                     given = each.value.id
                     self.note(each, f"raises AliasError if that is the argument: return {given}.clone(), or use impl")
@@ -254,6 +270,20 @@ def _edited(lines: list[bytes], edits: list[Edit], first: int, ending: bytes = b
         head, tail = lines[at][: edit.start], lines[last][edit.end :]
         lines[at : last + 1] = [head + edit.text.encode().replace(b"\n", ending) + tail]
     return b"".join(lines)
+
+
+def _own(scope: ast.AST) -> Iterator[ast.AST]:
+    """The nodes in a module or function that are not in a function or class of it."""
+    for node in ast.iter_child_nodes(scope):
+        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)):
+            yield node
+            yield from _own(node)
+
+
+def _modules_of(node: ast.Import | ast.ImportFrom) -> list[str]:
+    if isinstance(node, ast.Import):
+        return [each.name for each in node.names]
+    return [node.module] if node.module and not node.level else []
 
 
 def _text(node: ast.expr) -> str:

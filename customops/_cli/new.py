@@ -41,13 +41,14 @@ def run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
             check_free(name)
         except BackendNameError as error:
             parser.error(str(error))
-    cured = re.sub(r"\W+", "_", name.lower(), flags=re.ASCII).strip("_0123456789")
-    if not re.fullmatch("[a-z][a-z0-9_]*", name) or keyword.iskeyword(name):
-        cure = f"; {cured} does" if cured and not keyword.iskeyword(cured) else ""
+    if not _is_spelled(name):
+        cured = re.sub(r"\W+", "_", name.lower(), flags=re.ASCII).strip("_0123456789")
+        cure = f"; {cured} does" if _is_spelled(cured) and not _is_taken(cured) else ""
         parser.error(f"{name} cannot name a package: small letters, digits and _ can, and no keyword of Python{cure}")
-    if name in (*sys.stdlib_module_names, "tests", "torch", "triton", "numpy", "customops") or names_in(name):
+    if _is_taken(name):
         other = f"{name}_{'ops' if options.what == 'package' else 'device'}"
-        parser.error(f"{name} is the name of another package, or of a namespace in torch.ops; {other} is free")
+        cure = "" if _is_taken(other) else f"; {other} is free"
+        parser.error(f"{name} is the name of another package, or of a namespace in torch.ops{cure}")
     if folder.exists():
         parser.error(
             f"{folder} is there already, and nothing is overwritten; name another: new {options.what} {name} DIR"
@@ -60,3 +61,12 @@ def run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         say(f"wrote {path}")
     say(f'\nnext: cd {folder} && pip install -e ".[test]" && pytest')
     return FINE
+
+
+def _is_spelled(name: str) -> bool:
+    return bool(re.fullmatch("[a-z][a-z0-9_]*", name)) and not keyword.iskeyword(name)
+
+
+def _is_taken(name: str) -> bool:
+    known = (*sys.stdlib_module_names, "tests", "torch", "triton", "numpy", "customops")
+    return name in known or bool(names_in(name))

@@ -170,10 +170,17 @@ def _imported(target: str, is_name: bool) -> ModuleType:
 
 def _submodules(package: str, folders: Iterable[str]) -> Iterator[str]:
     for folder in folders:
-        for file in _files(Path(folder)):
+        for file in _modules(Path(folder)):
             parts = file.relative_to(folder).with_suffix("").parts
             if parts != ("__init__",):
                 yield ".".join([package, *parts]).removesuffix(".__init__")
+
+
+def _modules(package: Path) -> Iterator[Path]:
+    """The files of a package that can be imported, which ``01_demo.py`` cannot; tests apart."""
+    for file in _files(package):
+        if all(map(str.isidentifier, file.relative_to(package).with_suffix("").parts)):
+            yield file
 
 
 def _import_file(path: Path) -> ModuleType:
@@ -255,7 +262,9 @@ def what_runs(target: str) -> Iterator[str]:
     name = target.replace(".", os.sep)
     named = (Path(folder, f"{name}{ending}") for folder in sys.path for ending in (".py", f"{os.sep}__init__.py"))
     path = next(filter(Path.exists, [Path(target), *named]), Path(target))
-    for file in _files(path) if path.is_dir() else filter(Path.is_file, [path]):
+    path = path.parent if path.name == "__init__.py" else path  # its modules are imported if it has no op itself
+    is_package = (path / "__init__.py").exists()
+    for file in _modules(path) if is_package else _files(path) if path.is_dir() else filter(Path.is_file, [path]):
         try:
             tree = ast.parse(file.read_bytes())
         except SyntaxError:  # which importing it will say

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from customops._cli.screen import FAULTY, FINE, NOTHING, report_error, say
+from customops._cli.screen import FAULTY, FINE, NOTHING, refuse_unwritable, report_error, say
 from customops._cli.targets import TARGET_HELP, ops_of, selected, trace
 from customops._describe.render import in_words, plural
 from customops._op.autotune import autotune
@@ -30,6 +30,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    refuse_unwritable("out", options.out, parser)
     ops = [op for op in selected(ops_of(options.targets), options.op) if len(op._rules.kernel.names()) > 1]
     progress, tuned, failed = _Progress(len(ops)), 0, 0
     for op in ops:

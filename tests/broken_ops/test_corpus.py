@@ -7,6 +7,8 @@
 from __future__ import annotations
 
 import json
+import re
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +44,30 @@ def first_of_kinds(name: str) -> list[str]:
 
 #: The first of some kinds that are found; ``benchmarks/detection.py`` tries all.
 SOME = [*first_of_kinds(corpus.FIRST)[::2], *first_of_kinds("48 kinds")[::4]]
+
+
+def test_the_figures_of_the_docs() -> None:
+    """The tables are those of `found_by.json`, and the sums those of the tables."""
+    root = Path(__file__).parents[2]
+    page = (root / "docs" / "checking_finds.md").read_text(encoding="utf-8")
+    ops, found = Counter[str](), Counter[str]()
+    for name, fault in corpus.FAULTS.items():
+        for group in (fault.corpus, fault.kind):
+            ops[group] += 1
+            found[group] += FOUND_BY[name] is not None
+    rows = re.findall(r"^\| ([^|*]+) \| (\d+) of (\d+) \|$", page, re.MULTILINE)
+    assert [(kind, int(right), int(of)) for kind, right, of in rows] == [(k, found[k], ops[k]) for k, _, _ in rows]
+    sums = f"{sum(int(right) for _, right, _ in rows)} of {sum(int(of) for _, _, of in rows)}"
+    assert f"| **all, of {len(rows)} kinds** | **{sums}** |" in page
+    others = ops[corpus.FIRST] - sum(int(of) for _, _, of in rows)  # with one op a kind
+    others_found = found[corpus.FIRST] - sum(int(right) for _, right, _ in rows)
+    assert f"finds {others_found} of the {others} now, and {found['48 kinds']} of the {ops['48 kinds']}" in page
+    blind = [[cell.strip() for cell in line.split("|")] for line in page.splitlines() if ": found, of" in line]
+    of = sum(int(re.findall(r"of (\d+) broken", row[1])[0]) for row in blind)
+    ours, torch_s = (sum(int(row[i].partition(";")[0]) for row in blind) for i in (2, 5))
+    readme = (root / "README.md").read_text(encoding="utf-8")
+    assert f"{torch_s} of {of} broken ops found" in readme
+    assert f"[{ours} of {of}](docs/checking_finds.md)" in readme
 
 
 @pytest.mark.parametrize("name", SOME)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -62,6 +63,19 @@ def test_list_warns_before_it_imports_what_runs(run: Command) -> None:
     write("in_blocks.py", f"{GOOD}\nimport torch\nwith torch.no_grad():\n    if True:\n        print('trained')\n")
     for target in ("in_blocks.py", "in_blocks"):
         assert "warning: importing " in run("list", target).err
+
+
+def test_a_package_is_walked(run: Command) -> None:
+    """What it has is warned of by its name, too; files that no name can import are programs."""
+    write("walked/__init__.py")
+    write("walked/ops.py", GOOD.replace("cli::good", "cli::walked"))
+    write("walked/train.py", "print('trained')")
+    write("walked/01_demo.py", "raise SystemExit('a program')")
+    write("walked/data-gen/make.py", "raise SystemExit('a program')")
+    code, out, err = run("list", "walked")
+    assert code == 0
+    assert "cli::walked" in out
+    assert "walked/train.py runs line 5: print('trained')" in err
 
 
 def test_describe(run: Command) -> None:
@@ -205,13 +219,16 @@ def test_without_a_command_there_is_help(run: Command) -> None:
         ("doctor ops.py", "customops doctor", "customops doctor: error: it takes no further argument: ops.py"),
         ("new", "customops new", "the following arguments are required: {"),
         ("-x list ops.py", "customops [-h]", "there is no option -x"),
+        ("''", "customops [-h]", "there is no command ; there are check"),
+        ("doctor ''", "customops doctor", "customops doctor: error: it takes no further argument: ''"),
+        ("tune ops.py --out nowhere/t.toml", "customops tune", "--out nowhere/t.toml: there is no directory nowhere"),
     ],
 )
 def test_a_refused_command_shows_its_usage(
     run: Command, capsys: pytest.CaptureFixture[str], arguments: str, usage: str, message: str
 ) -> None:
     with pytest.raises(SystemExit) as exit_:
-        run(*arguments.split())
+        run(*shlex.split(arguments))
     assert exit_.value.code == 2
     err = capsys.readouterr().err
     assert err.startswith(f"usage: {usage}")

@@ -116,7 +116,10 @@ def test_encodings(run: Command, here: Path, source: bytes) -> None:
 @pytest.mark.parametrize(
     ("above", "below"),
     [
-        ('"""What it is."""; import torch\n', ""),
+        ('import os\n"""No docstring."""\n', "import torch\n"),
+        ('import os\nos.environ["A"] = "1"\n', "from torch import nn\nimport torch\n"),
+        ("import sys\ntry:\n    ", "import torch\nexcept ImportError:\n    torch = None\n"),
+        ("import sys\nif sys:\n    import os; ", "import torch\n"),
         ("#!/usr/bin/env python\n# A script.\n", "def f():\n    import torch\n"),
         ('#!/usr/bin/env python\n"""What it is."""\n', "def f():\n    import torch\n"),
         ('"""What it is."""\nfrom __future__ import annotations\n\n', "import torch\n"),
@@ -126,8 +129,47 @@ def test_where_the_import_goes(run: Command, here: Path, above: str, below: str)
     below += "    torch.library.opcheck\n" if below.startswith("def") else "torch.library.opcheck\n"
     Path("placed.py").write_text(above + below)
     assert run("migrate", "placed.py", "--write").code == 0
-    changed = below.replace("torch.library.", "customops.")
-    assert Path("placed.py").read_text() == f"{above}import customops\n{changed}"
+    changed, line = below.replace("torch.library.", "customops."), above.rpartition("\n")[2]
+    between = "; " if line.strip() else f"\n{line}"
+    assert Path("placed.py").read_text() == f"{above}import customops{between}{changed}"
+
+
+def test_an_import_that_is_there_is_enough(run: Command, here: Path) -> None:
+    source = "import torch\nimport customops\ntorch.library.opcheck\ntorch._custom_ops.impl\n"
+    Path("placed.py").write_text(source)
+    assert run("migrate", "placed.py", "--write").code == 0
+    changed = source.replace("torch.library.", "customops.").replace("torch._custom_ops", "customops.legacy")
+    assert Path("placed.py").read_text() == f"import customops.legacy\n{changed}"
+
+
+def test_names_that_are_bound_again(run: Command, here: Path) -> None:
+    """By what is no name of torch: the name stays what it is elsewhere in the file."""
+    source = """\
+import torch
+from torch import library
+try:
+    import torch._dynamo
+except ImportError:
+    torch = None
+def define(make):
+    library = make()
+    return library
+library.define("ns::f", "() -> ()")
+torch.library.opcheck
+"""
+    Path("bound.py").write_text(source)
+    assert run("migrate", "bound.py", "--write").code == 0
+    changed = source.replace("torch.library.o", "customops.o").replace("library.define", "customops.define")
+    assert Path("bound.py").read_text() == f"import customops\n{changed}"
+
+
+def test_imports_of_all_names(run: Command, here: Path) -> None:
+    Path("stars.py").write_text("from torch import *\nfrom torch.library import *\n")
+    code, out, _ = run("migrate", "stars.py")
+    assert (code, out.splitlines()[0]) == (
+        0,
+        "stars.py:2: stays, and what it names is not looked at: import the names of torch.library",
+    )
 
 
 BREAKS = """\
@@ -139,6 +181,8 @@ lib._register_fake("f", torch.empty_like)
 @register_kernel("cli_b::f", "cpu")
 def kernel(x):
     if x.numel():
+        return x
+    def inner(x):
         return x
     return x.clone()
 def setup(ctx, inputs, outputs):
@@ -163,10 +207,10 @@ def test_what_breaks_and_what_stays(run: Command, here: Path) -> None:
         """\
 no.py: left as it is, since it cannot be read: invalid syntax (<unknown>, line 1)
 breaks.py:9: raises AliasError if that is the argument: return x.clone(), or use impl
-breaks.py:11: raises CallbackError: setup_context(ctx, inputs, outputs) has to be (ctx, inputs, output)
-breaks.py:14: raises RegistrationError if cli_elsewhere::g is not defined by then: import what does, or use when_defined
-breaks.py:15: raises DefinitionError: lambda cannot be looked up in torch.ops; name it lambda_
-breaks.py:16: stays: it asks torch; customops has the name in each torch that it supports, so drop this""",
+breaks.py:13: raises CallbackError: setup_context(ctx, inputs, outputs) has to be (ctx, inputs, output)
+breaks.py:16: raises RegistrationError if cli_elsewhere::g is not defined by then: import what does, or use when_defined
+breaks.py:17: raises DefinitionError: lambda cannot be looked up in torch.ops; name it lambda_
+breaks.py:18: stays: it asks torch; customops has the name in each torch that it supports, so drop this""",
     )
     assert said[-1].startswith("7 places in 1 file")
 
