@@ -314,7 +314,7 @@ ACCELERATOR = "_C._accelerator_"
 # Autograd -------------------------------------------------------------------------------------------------------
 
 
-def single_threaded_backward(undo: contextlib.ExitStack, *, pin_memory: bool) -> None:
+def single_threaded_backward(undo: contextlib.ExitStack, name: str, *, pin_memory: bool) -> None:
     """Have ``backward`` run in the calling thread, until `undo` is closed.
 
     The engine starts a thread for each device with the first backward of a process, and fails an internal assertion
@@ -322,11 +322,16 @@ def single_threaded_backward(undo: contextlib.ExitStack, *, pin_memory: bool) ->
     the second one is never there. In the calling thread it needs none of them; kernels in Python take turns anyway.
 
     DistributedDataParallel that looks for unused parameters takes pinned memory from the C++ part of a device, in its
-    backward. For its sake it is taken from `pin_memory` there.
+    backward. For its sake, if its model is on the device `name`, it is taken from `pin_memory` there.
     """
     models: weakref.WeakSet[Any] = weakref.WeakSet()
     parallel = lookup("nn.parallel.DistributedDataParallel")
-    made = _core.library.followed(parallel.__init__, lambda model, *_, **__: models.add(model))
+
+    def remember(model: Any, *_: Any, **__: Any) -> None:
+        if any(parameter.device.type == name for parameter in model.parameters()):
+            models.add(model)
+
+    made = _core.library.followed(parallel.__init__, remember)
     replace(undo, "nn.parallel.DistributedDataParallel.__init__", made)
 
     def run_backward(*args: Any, **kwargs: Any) -> Any:
@@ -581,7 +586,7 @@ def _count_as_cpu(name: str, is_called: Callable[[str], bool]) -> None:
             module.get_current_backend = get_current_backend  # type: ignore[attr-defined]
 
 
-def _is_view(op: Any) -> bool:
+def _is_view(op: Any) -> bool:  # without reading the schema of each of some hundred ops, as for `Schema.is_view`
     infos = [each.alias_info for each in _core.schema.schema_of(op).returns]
     return any(info is not None and not info.is_write for info in infos)
 

@@ -105,7 +105,7 @@ class ProtectedMemory(DeviceMemory):
         self._lock = threading.Lock()
 
     def allocate(self, nbytes: int, index: int) -> int:
-        pages = mmap.mmap(-1, nbytes)
+        pages = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # a fork has its own
         address = ctypes.addressof(ctypes.c_char.from_buffer(pages))
         self._pages[address] = pages, 0
         self._allow(address, 0)
@@ -176,7 +176,11 @@ class HandleMemory(Memory):
         handle = self._handle(self.hooks.allocate(nbytes, index))
         # A byte of the CPU, whose tensor lives as long as the memory: its end is the end of the memory.
         owner = torch.empty(1, dtype=dtype, device="cpu").expand(nbytes // like.element_size())
-        flat = _compat.at_handle(owner, handle, index)
+        try:
+            flat = _compat.at_handle(owner, handle, index)
+        except (BufferError, RuntimeError) as error:  # DLPack knows no such dtype
+            self.hooks.free(handle, nbytes, index)
+            raise self.cannot_hold(owner) from error
         self._users[handle] = {self.streams.current(index)} if self.streams.asynchronous else set()
         self._track(owner, index, nbytes, handle)
         if flat.dtype is not dtype:

@@ -30,12 +30,20 @@ from customops.errors import user_stacklevel, users_frame
 
 # How an op of the device is run by the CPU's kernel: read off its schema once, then followed in each call -------------
 
-#: Arguments that are CPU tensors by right, whatever their shape.
+#: Arguments that may be CPU tensors, whatever their shape.
 ON_CPU = {
-    f"aten::{op}": "indices"
-    for op in (
-        "index.Tensor index.Tensor_out _unsafe_index.Tensor index_put index_put_ _index_put_impl_ _unsafe_index_put"
-    ).split()
+    f"aten::{op}": argument
+    for argument, ops in {
+        "indices": "index.Tensor index.Tensor_out _unsafe_index.Tensor index_put index_put_ _index_put_impl_ "
+        "_unsafe_index_put",
+        "src": "_foreach_copy _foreach_copy_ _foreach_copy.out",
+        "scalars": "_foreach_addcdiv.Tensor _foreach_addcdiv_.Tensor _foreach_addcdiv.Tensor_out "
+        "_foreach_addcmul.Tensor _foreach_addcmul_.Tensor _foreach_addcmul.Tensor_out",
+        "lengths": "_pack_padded_sequence",
+        "the_template": "resize_as resize_as_",
+        "other": "is_same_size",
+    }.items()
+    for op in ops.split()
 }
 
 #: Ops that copy between devices.
@@ -66,9 +74,11 @@ class FallbackPlan:
         #: Arguments of type Tensor, of which a number has to be made one.
         self.tensors = set() if takes_numbers else {keys[a.name] for a in schema.arguments if a.is_tensor}
         self.on_cpu = keys[ON_CPU[name]] if name in ON_CPU else None  #: the argument that may be on the CPU
-        #: Does it take several tensors, all of the device? (An op of a library may take some of the CPU.)
+        #: Does it take several tensors, all of the device? An op of a library may take some of the CPU, and one that
+        #: torch makes out of others leaves it to these.
         several = sum(1 if a.is_tensor else 2 for a in schema.arguments if a.holds_tensors) > 1
-        self.takes_several = several and name.startswith("aten::") and name not in COPIES
+        is_made = _torch.dispatcher.has_kernel(name, "CompositeImplicitAutograd")
+        self.takes_several = several and name.startswith("aten::") and name not in COPIES and not is_made
         self.device = next((keys[a.name] for a in schema.arguments if a.type.startswith("Device")), None)
         self.generator = next((keys[a.name] for a in schema.arguments if a.type.startswith("Generator")), None)
         #: Does it draw random numbers, and take no generator?

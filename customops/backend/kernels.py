@@ -179,6 +179,7 @@ class UserKernels:
         nothing = NotImplemented if plan.returns else None  #: a result that needs no check
         outs, takes_several, run = plan.outs, plan.takes_several, fallback.memory.scoped(fn, plan.name)
         compute = run if self.check == "never" else _compared(fallback, plan, fn, run, once=self.check == "first")
+        compute = compute if fallback.memory.device_count == 1 else _on_device(fallback.memory, compute)
 
         def kernel(*args: Any, **kwargs: Any) -> Any:
             if only is not None and any(tensor.dtype not in only for tensor in tensors_in((*args, *kwargs.values()))):
@@ -321,7 +322,7 @@ def _compared(fallback: Fallback, plan: FallbackPlan, fn: Fn, run: Fn, *, once: 
         nonlocal is_over
         try:
             expected, _ = on_meta(plan, args, kwargs) if not is_over else (None, None)
-        except RuntimeError:  # torch cannot tell: nonzero, or a custom op without a fake impl
+        except Exception:  # torch cannot tell: nonzero, or a custom op without a fake impl, or whose fake impl raises
             expected = None
         result = run(*args, **kwargs)
         if expected is None or result is NotImplemented:
@@ -336,6 +337,24 @@ def _compared(fallback: Fallback, plan: FallbackPlan, fn: Fn, run: Fn, *, once: 
         return result
 
     return compared
+
+
+def _on_device(memory: Memory, run: Fn) -> Fn:
+    """The kernel, with the device of its first tensor as the current one, or that on which it is to make a tensor."""
+    current, name = memory.current, memory.name
+
+    def on_device(*args: Any, **kwargs: Any) -> Any:
+        device = next((t.device for t in tensors_in((*args, *kwargs.values())) if not t.is_cpu), kwargs.get("device"))
+        index = device.index if device is not None and device.type == name else None
+        if index is None or index == current.index:
+            return run(*args, **kwargs)
+        before, current.index = current.index, memory.check_index(index)
+        try:
+            return run(*args, **kwargs)
+        finally:
+            current.index = before
+
+    return on_device
 
 
 def _described(result: Any) -> list[str | None]:

@@ -39,10 +39,15 @@ class Tally:
     No lock: CPython does not change threads within one of the statements that count.
     """
 
-    __slots__ = ("allocated", "freed", "peak")
+    __slots__ = ("allocated", "before", "freed", "peak")
 
     def __init__(self) -> None:
         self.allocated = self.freed = self.peak = 0
+        self.before = 0  #: what was alive at the reset
+
+    @property
+    def current(self) -> int:
+        return self.before + self.allocated - self.freed
 
 
 def bytes_of_host() -> tuple[int, int]:
@@ -103,8 +108,9 @@ class Memory:
         # References compare as what they refer to: not as keys.
         self._live[id(reference)] = (reference, tally, nbytes, handle)
         tally.allocated += nbytes
-        if tally.allocated - tally.freed > tally.peak:
-            tally.peak = tally.allocated - tally.freed
+        current = tally.before + tally.allocated - tally.freed
+        if current > tally.peak:
+            tally.peak = current
 
     def _forget(self, reference: weakref.ref[Tensor]) -> None:
         _, tally, nbytes, _ = self._live.pop(id(reference))
@@ -219,22 +225,20 @@ class Memory:
     # Bytes and indices ------------------------------------------------------------------------------------------
 
     def allocated(self, index: int) -> int:
-        tally = self._tallies[index]
-        return tally.allocated - tally.freed
+        return self._tallies[index].current
 
     def statistics(self, index: int) -> dict[str, Any]:
         """As torch nests them. Nothing is reserved without being allocated."""
         tally = self._tallies[index]
-        each = {name: getattr(tally, name) for name in Tally.__slots__}
-        kinds = {"all": {**each, "current": self.allocated(index)}}
+        kinds = {"all": {name: getattr(tally, name) for name in ("allocated", "freed", "peak", "current")}}
         return {"allocated_bytes": kinds, "reserved_bytes": kinds}
 
     def reset(self, index: int, *, peak_alone: bool) -> None:
         tally = self._tallies[index]
         if peak_alone:
-            tally.peak = tally.allocated - tally.freed
+            tally.peak = tally.current
         else:
-            tally.allocated, tally.freed = tally.allocated - tally.freed, 0
+            tally.before, tally.allocated, tally.freed = tally.current, 0, 0
 
     def info(self, index: int) -> tuple[int, int]:
         """The bytes that are free, and all."""

@@ -467,7 +467,7 @@ def _register(options: BackendOptions) -> Backend:
         register, torchs = multiprocessing.reduction.register, torch.multiprocessing.reductions.reduce_storage
         register(torch.UntypedStorage, reduce)
         undo.callback(register, torch.UntypedStorage, torchs)
-        _compat.single_threaded_backward(undo, pin_memory=options.pin_memory)
+        _compat.single_threaded_backward(undo, options.name, pin_memory=options.pin_memory)
         _compat.install_hooks()
         rename_privateuse1_backend(name)
         _compat.register_device_module(name, module)

@@ -25,8 +25,9 @@ Work = Callable[[], object]
 class Stream(torch.Stream):
     """Work of a device, in order: ``torch.<name>.Stream``. It runs at once, unless a subclass overrides `start`.
 
-    A subclass, for ``register_backend(..., stream=)``, may keep work for a thread or for hardware. Everything else,
-    events as well, is made of `submit`. An error of work is raised by the next call that waits for the stream.
+    A subclass, for ``register_backend(..., stream=)``, may keep work for a thread or for hardware; where nobody runs it
+    by itself, it overrides `wait_for`, too. Everything else, events as well, is made of these. An error of work is
+    raised by the next call that waits for the stream.
     """
 
     streams: ClassVar[Streams]
@@ -39,11 +40,19 @@ class Stream(torch.Stream):
 
     def __init__(self, device: Any = None, priority: int = 0) -> None:
         self._last: threading.Event | None = None  #: the end of what was submitted last
+        self._order = threading.RLock()  #: of the threads that submit
         self._error: BaseException | None = None
 
     def start(self, work: Work) -> None:
         """Have ``work()`` run after all that was started before. It may return earlier."""
         work()
+
+    def wait_for(self, done: threading.Event) -> None:
+        """Return when some work of this stream has set `done`. Another thread may call it, or work of another stream.
+
+        Here it waits. A stream whose work nobody runs by itself runs it here, until `done` is set.
+        """
+        done.wait()
 
     def after_fork(self) -> None:
         """This is another process now, without the threads of the first."""
@@ -60,12 +69,13 @@ class Stream(torch.Stream):
     def enqueue(self, work: Work, keep: object = None) -> threading.Event:
         """The same, after what was submitted before even if that is what calls this; it returns what says the end."""
         done = threading.Event()
-        self._last = done
-        try:
-            self.start(functools.partial(self._run, [keep, work], done))
-        except BaseException:
-            done.set()  # nothing is to wait for what was not started
-            raise
+        with self._order:  # what was started last is what is waited for
+            self._last = done
+            try:
+                self.start(functools.partial(self._run, [keep, work], done))
+            except BaseException:
+                done.set()  # nothing is to wait for what was not started
+                raise
         return done
 
     def _run(self, item: list[Any], done: threading.Event) -> None:
@@ -81,13 +91,13 @@ class Stream(torch.Stream):
             done.set()
 
     def query(self) -> bool:
-        """Is all work over?"""
+        """Is all work over? A stream whose work nobody runs by itself may run what is ready before it answers."""
         return self._last is None or self._last.is_set()
 
     def synchronize(self) -> None:
         """Wait until all work is over."""
         if self._last is not None and _here.stream is not self:
-            self._last.wait()
+            self.wait_for(self._last)
         error, self._error = self._error, None
         if error is not None:
             raise error
@@ -102,8 +112,8 @@ class Stream(torch.Stream):
         if not isinstance(event, Event):
             fix = f"torch.{self.streams.name}.Event()"
             raise BackendError("this is no event of the device", got=repr(event), fix=fix)
-        if event._done is not None:
-            self.submit(event._done.wait)
+        if event._done is not None and event._stream is not self:  # whose work is in order as it is
+            self.submit(functools.partial(event._stream.wait_for, event._done))
 
     def wait_stream(self, stream: Any) -> None:
         """Have later work wait for all work that another stream has now."""
@@ -162,11 +172,13 @@ class Event(torch.Event):
     def __init__(self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> None:
         self._timed = enable_timing
         self._done: threading.Event | None = None
+        self._stream: Any = None  #: the one that it was recorded on
         self._time = 0.0
 
     def record(self, stream: Any = None) -> None:
         """Stand for all work that the stream has now; by default, the current one."""
-        self._done = self.streams.find(stream).enqueue(self._mark)
+        self._stream = self.streams.find(stream)
+        self._done = self._stream.enqueue(self._mark)
 
     def _mark(self) -> None:
         self._time = time.perf_counter()
@@ -176,12 +188,18 @@ class Event(torch.Event):
         self.streams.find(stream).wait_event(self)
 
     def query(self) -> bool:
+        if self._done is not None and not self._done.is_set():
+            self._stream.query()
         return self._done is None or self._done.is_set()
 
     def synchronize(self) -> None:
         """Wait here until the work is over."""
-        if self._done is not None:
-            self._done.wait()
+        if self._done is None or self._done.is_set():
+            return
+        if _here.stream is self._stream:
+            problem, fix = "work of a stream waits for what comes after it", "leave it out: a stream keeps the order"
+            raise BackendError(problem, op="Event.synchronize", got=repr(self._stream), fix=fix)
+        self._stream.wait_for(self._done)
 
     def elapsed_time(self, end_event: Any) -> float:
         """Milliseconds from this event to another one."""
@@ -303,6 +321,7 @@ class Streams:
     def _after_fork(self) -> None:
         for stream in list(self._all.values()):
             stream._last = stream._error = None
+            stream._order = threading.RLock()
             stream.after_fork()
 
 

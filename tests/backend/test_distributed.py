@@ -280,6 +280,22 @@ def test_unused_parameters_need_pinned_memory() -> None:
     assert fix == "register_backend(..., pin_memory=True)"
 
 
+def test_models_of_the_cpu_need_nothing_of_the_device() -> None:
+    code = """
+    import torch
+    import torch.distributed as dist
+    from customops.backend import register_backend
+
+    register_backend("npy", pin_memory=False)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2), static_graph=True)
+    for x, net in ((torch.ones(1, 2), model), (torch.ones(1, 2, device="npy"), torch.nn.Linear(2, 2).npy())):
+        net(x).sum().backward()
+    result = model.module.weight.grad.tolist()
+    """
+    assert run_isolated(textwrap.dedent(code)).value == [[1, 1], [1, 1]]
+
+
 def test_names_of_other_backends() -> None:
     with pytest.raises(ValueError, match="the name is taken") as error:
         register_backend("gloo")

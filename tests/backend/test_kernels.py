@@ -300,6 +300,29 @@ def test_tensors_of_the_cpu_are_refused_as_in_the_fallback() -> None:
 
 
 @on_device
+def test_arguments_that_may_be_on_the_cpu() -> None:
+    """As without a kernel, or with one of torch's for another device."""
+    d, c, seen = ones(2, 2), torch.full((2, 2), 3.0), []
+    calls = {
+        "aten::_foreach_copy_": lambda: torch._foreach_copy_([d], [c]),
+        "aten::_foreach_addcdiv_.Tensor": lambda: torch._foreach_addcdiv_([d], [d], [d], torch.tensor([2.0])),
+        "aten::_pack_padded_sequence": lambda: torch.nn.utils.rnn.pack_padded_sequence(d, torch.tensor([2, 1])),
+        "aten::resize_as_": lambda: ones(4).resize_as_(c),
+        "aten::expand_as": lambda: d.expand_as(c),
+    }
+    for op, call in calls.items():
+        call()
+
+        def note(*args: object, op: str = op, **kwargs: object) -> object:
+            seen.append(op)
+            return NotImplemented
+
+        with backend_kernels(get_backend(), {op: note}), torch.no_grad():
+            call()
+    assert seen == list(calls)
+
+
+@on_device
 def test_python_numbers_stay_numbers() -> None:
     backend = get_backend()
     seen = []

@@ -273,13 +273,17 @@ def test_statistics() -> None:
     npy.reset_peak_memory_stats()
     assert npy.max_memory_allocated() == 100
     accelerator.reset_accumulated_memory_stats()
-    assert npy.memory_stats()["allocated_bytes.all.freed"] == 0
+    stats = npy.memory_stats()
+    counted = [stats[f"allocated_bytes.all.{name}"] for name in ("allocated", "freed", "peak", "current")]
+    assert counted == [0, 0, 100, 100]  # as torch.cuda counts
     assert npy.memory_allocated(1) == npy.max_memory_allocated(1) == 0
     assert npy.mem_get_info() == accelerator.get_memory_info() == (900, 1000)
     assert npy.get_device_properties(1).name == "npy:1"
     assert npy.get_device_properties().total_memory == 1000
     assert npy.empty_cache() is accelerator.empty_cache() is None
     del x
+    assert npy.memory_allocated() == 0
+    assert npy.memory_stats()["allocated_bytes.all.freed"] == 100
 
 
 # Errors -----------------------------------------------------------------------------------------------------------
@@ -377,6 +381,15 @@ def test_kernels_have_access_and_nobody_else() -> None:
         backend.numpy(d)[0] = 5
         backend.host(d)[1] = 6
     assert d.tolist() == [5, 6]
+
+
+@on_protected
+def test_dtypes_that_no_tensor_of_the_device_has() -> None:
+    memory = get_backend()._options.memory
+    before = len(memory._pages)
+    with pytest.raises(UnsupportedError, match=r"plain dtypes: not torch\.bits8"):
+        torch.empty(2, device="npy", dtype=torch.bits8)
+    assert len(memory._pages) == before
 
 
 def stray() -> None:

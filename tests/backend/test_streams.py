@@ -275,6 +275,74 @@ def test_work_may_use_torch() -> None:
 
 
 @on_threads
+def test_work_that_waits_for_its_own_stream() -> None:
+    npy, backend, seen = torch.npy, get_backend(), []
+
+    def work() -> None:
+        event = npy.current_stream().record_event()
+        npy.current_stream().wait_event(event)  # it is in order as it is
+        seen.append(event.query())
+        with pytest.raises(BackendError, match="waits for what comes after it"):
+            event.synchronize()
+
+    backend.submit(work)
+    npy.synchronize()
+    assert seen == [False]
+
+
+@on_threads
+def test_threads_submit_to_one_stream() -> None:
+    """What `synchronize` waits for is what was started last."""
+    backend, stream, seen = get_backend(), torch.npy.current_stream(), []
+    start, first, second = type(stream).start, threading.Event(), threading.Event()
+
+    def slowly(self, work) -> None:
+        if not first.is_set():
+            first.set()
+            second.wait(0.3)
+        start(self, work)
+
+    type(stream).start = slowly
+    threads = [threading.Thread(target=backend.submit, args=(lambda i=i: seen.append(i),)) for i in range(2)]
+    threads[0].start()
+    assert first.wait(20)
+    threads[1].start()
+    threads[1].join(0.1)
+    second.set()
+    for thread in threads:
+        thread.join()
+    stream.synchronize()
+    assert seen == [0, 1]
+
+
+@on_threads
+def test_work_of_another_device() -> None:
+    """Kernels have the device of their tensors as the current one, and submit to its stream."""
+    add_later()
+    npy, seen = torch.npy, []
+    x = torch.ones(3, device="npy:1")
+    y = x + 1
+    assert npy.current_device() == 0
+    assert npy.current_stream(0).query()
+    assert not npy.current_stream(1).query()
+    gate.set()
+    assert y.tolist() == [2, 2, 2]
+    for _ in range(20):
+        assert (x + 1 + x).tolist() == [3, 3, 3]
+
+    def full(size, value, **_):
+        seen.append(npy.current_device())
+        return NotImplemented
+
+    with backend_kernels(get_backend(), {"aten::full": full}):
+        assert torch.full((2,), 3.0, device="npy:1").device.index == 1
+        assert torch.full((2,), 3.0, device="npy").device.index == 0
+        with torch.npy.device(1):
+            assert torch.full((2,), 3.0, device="npy").device.index == 1
+    assert seen == [1, 0, 1]
+
+
+@on_threads
 def test_training_on_a_stream() -> None:
     torch.manual_seed(0)
     model, x = nn.Linear(4, 2), torch.randn(3, 4)
@@ -346,19 +414,25 @@ def test_torch_makes_the_streams_of_the_device() -> None:
 
 # A stream of the user's own ---------------------------------------------------------------------------------------
 
-pending: list = []
-
 
 class Ring(Stream):
     """Runs what was started when somebody waits for it, as a driver that is polled."""
 
-    def start(self, work) -> None:
-        pending.append(work)
+    def __init__(self, *args: object, **options: object) -> None:
+        super().__init__()
+        self.pending: list = []
 
-    def synchronize(self) -> None:
-        while pending:
-            pending.pop(0)()
-        super().synchronize()
+    def start(self, work) -> None:
+        self.pending.append(work)
+
+    def wait_for(self, done) -> None:
+        while not done.is_set():
+            self.pending.pop(0)()
+
+    def query(self) -> bool:
+        if self.pending:
+            self.pending.pop(0)()
+        return super().query()
 
 
 alone = isolated()
@@ -374,6 +448,22 @@ def test_a_stream_of_ones_own() -> None:
     x = torch.arange(3.0, device="npy")
     assert (x + 1).tolist() == [1, 2, 3]
     assert seen == [1, 2]
+    torch.npy.synchronize()
+    side, event = torch.npy.Stream(), torch.npy.Event()
+    with side:
+        backend.submit(lambda: seen.append(3))
+        event.record()
+        backend.submit(lambda: seen.append(4))
+    torch.npy.current_stream().wait_event(event)
+    backend.submit(lambda: seen.append(5))
+    torch.npy.current_stream().synchronize()
+    assert seen == [1, 2, 3, 5]
+    assert event.query()
+    last = side.record_event()
+    assert not last.query()  # which runs some of it
+    last.synchronize()
+    assert last.query()
+    assert seen == [1, 2, 3, 5, 4]
 
 
 class Full(Stream):

@@ -463,19 +463,22 @@ def double(x: torch.Tensor) -> torch.Tensor:
     return x * 2
 
 
-def child_of_a_fork(queue) -> None:
+def child_of_a_fork(queue, mine) -> None:
     d = torch.arange(3.0, device="npy")
-    queue.put((d * 2).tolist())
+    mine.fill_(9)
+    queue.put([(d * 2).tolist(), mine.tolist()])
 
 
 @on_device
 def test_a_fork_goes_on() -> None:
     context = multiprocessing.get_context("fork")
     queue = context.Queue()
-    process = context.Process(target=child_of_a_fork, args=(queue,))
+    mine = torch.ones(2, device="npy")
+    process = context.Process(target=child_of_a_fork, args=(queue, mine))
     process.start()
-    assert queue.get(timeout=60) == [0, 2, 4]
+    assert queue.get(timeout=60) == [[0, 2, 4], [9, 9]]
     process.join()
+    assert mine.tolist() == [1, 1]
 
 
 @on_device

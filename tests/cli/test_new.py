@@ -61,7 +61,6 @@ def test_the_package_works_as_written(run: Command, here: Path, command: str) ->
         ("device", "sin1", "got:      'sin1'"),
         ("package", "My-Lib", "my_lib does"),
         ("package", "JSON!", "no keyword of Python"),
-        ("package", "fsdp", "of a namespace in torch.ops; fsdp_ops is free"),
         ("package", "3d", "no keyword of Python; d does"),
         ("package", "class", "no keyword of Python"),
         ("package", "aten", "aten_ops is free"),

@@ -26,10 +26,15 @@ class Program(NamedTuple):
     environment: Mapping[str, str] = {}
 
 
+def compiling_in(caches: Path) -> dict[str, str]:
+    """The environment of a process with compile caches of its own."""
+    return {"TORCHINDUCTOR_CACHE_DIR": str(caches), "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+
+
 def outputs(programs: Sequence[Program], caches: Path) -> list[str]:
     """What each of the programs printed. They are forks of one interpreter that has inductor."""
     tasks = [functools.partial(run, program) for program in programs]
-    environment = {"TORCHINDUCTOR_CACHE_DIR": str(caches), "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+    environment = compiling_in(caches)
     with warm.with_modules("helpers.inductor"):
         found = run_each_isolated(tasks, setup=set_up_inductor, env=environment)
     for each in found:
@@ -59,8 +64,9 @@ def run_spawned(
     With `ranks`, it runs in as many interpreters, and gets its rank in front of the arguments. A fork would share what
     threads of its parent held at that moment, such as a lock.
     """
-    before = {name: os.environ.get(name) for name in ("TORCHINDUCTOR_CACHE_DIR", "TORCHINDUCTOR_COMPILE_THREADS")}
-    os.environ |= {"TORCHINDUCTOR_CACHE_DIR": str(caches), "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+    environment = compiling_in(caches)
+    before = {name: os.environ.get(name) for name in environment}
+    os.environ |= environment
     try:
         start = multiprocessing.get_context("spawn").Process
         several = [(rank, *arguments) for rank in range(ranks)] or [arguments]
@@ -93,7 +99,6 @@ def outcomes(file: Path, names: Iterable[str]) -> dict[str, str]:
 
 
 def run_apart(target: Callable[..., object], arguments: tuple[object, ...], caches: Path, seconds: float) -> None:
-    """The same in a fork of an interpreter that has inductor, which is there sooner."""
-    environment = {"TORCHINDUCTOR_CACHE_DIR": str(caches), "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+    """`run_spawned` in a fork of an interpreter that has inductor, which is there sooner."""
     with warm.with_modules("helpers.inductor"):
-        run_isolated(target, *arguments, timeout=seconds, env=environment)
+        run_isolated(target, *arguments, timeout=seconds, env=compiling_in(caches))
