@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import inspect
+import itertools
 import types
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -542,6 +544,21 @@ def correct_functionalization(functional: Any) -> None:
         return (dim, start, start + size) if inside else None
 
     functional.try_use_slice, functional.can_auto_functionalize = try_use_slice, can_auto_functionalize
+    for form in (functional.auto_functionalized, functional.auto_functionalized_v2):
+        handlers = [*form.py_kernels.values(), *form.python_key_table.values(), *form.functorch_table.values()]
+        inner = [cell.cell_contents for each in handlers for cell in each.__closure__ or ()]
+        for handler in (type(form).__call__, *handlers, *filter(inspect.isfunction, inner)):
+            _take_by_position(handler)
+
+
+def _take_by_position(handler: Any) -> None:
+    """Keep the first parameters of a function apart from arguments of an op that are called the same, as ``mode``."""
+    code = handler.__code__
+    own = itertools.takewhile(_OF_HANDLERS.__contains__, code.co_varnames[: code.co_argcount])
+    handler.__code__ = code.replace(co_posonlyargcount=len([*own]))
+
+
+_OF_HANDLERS = ("self", "mode", "interpreter", "ctx", "_mutable_op")
 
 
 #: The modes of selective checkpointing, and of a checkpoint that is compiled: in the forward, and when it is repeated.

@@ -124,6 +124,26 @@ def test_a_cache_of_keys_and_values(registry: Registry, ns: str, backend: str) -
 
 
 @BACKENDS
+def test_names_of_arguments_that_torch_uses_itself(registry: Registry, ns: str, backend: str) -> None:
+    """Functions of torch that take an op which writes have parameters called so (``mode`` is a common name)."""
+
+    def scale(x: Tensor, mode: str, ctx: float, interpreter: int = 1) -> None:
+        x.mul_(ctx if mode == "up" else 1 / ctx)
+
+    op = registry.custom_op(f"{ns}::scale", scale, mutates_args=("x",))
+
+    def program(x: Tensor) -> Tensor:
+        op(x, "up", ctx=2.0)
+        op(x, mode="down", ctx=4.0, interpreter=2)
+        return x + 1
+
+    x = torch.ones(3)
+    assert torch.compile(program, fullgraph=True, backend=backend)(x).tolist() == [1.5] * 3
+    assert x.tolist() == [0.5] * 3
+
+
+
+@BACKENDS
 def test_a_written_argument_that_is_none(registry: Registry, ns: str, backend: str) -> None:
     def f(x: Tensor, first: Tensor | None = None, second: Tensor | None = None) -> Tensor:
         for written in (first, second):
