@@ -60,6 +60,23 @@ def shard_dim(placement: Any) -> int | None:
     return dim
 
 
+def shards(tensor: torch.Tensor, placement: Any, size: int) -> list[torch.Tensor] | None:
+    """The parts of a tensor along one dimension of a mesh, if the placement splits it."""
+    strided = getattr(importlib.import_module("torch.distributed.tensor.placement_types"), "_StridedShard", ())
+    if isinstance(placement, strided):  # what reshape makes of a dimension that is split and comes to lie further in
+        pieces, dim = _chunks(tensor, placement.dim, int(placement.split_factor)), placement.dim
+        return [torch.cat(parts, dim) for parts in zip(*(_chunks(each, dim, size) for each in pieces), strict=True)]
+    return _chunks(tensor, placement.dim, size) if isinstance(placement, public().Shard) else None
+
+
+def _chunks(tensor: torch.Tensor, dim: int, count: int) -> list[torch.Tensor]:
+    """As `torch.chunk`, with parts that are empty, if there are too few elements."""
+    length = tensor.shape[dim]
+    step = -(-length // count)
+    starts = [min(i * step, length) for i in range(count)]
+    return [tensor.narrow(dim, start, min(step, length - start)) for start in starts]
+
+
 def _dispatcher() -> Any:
     module: Any = importlib.import_module("torch.distributed.tensor")
     return module.DTensor._op_dispatcher

@@ -181,12 +181,15 @@ def quiet() -> Iterator[None]:
 
 @contextlib.contextmanager
 def seeded(tree: Any) -> Iterator[None]:
-    """Fix the seeds of the CPU and of the devices in `tree`; afterwards the generators are as they were."""
+    """Fix the seeds of the CPU and of the devices in `tree`; afterwards the generators are as they were, its own too."""
     leaves = [leaf.device if isinstance(leaf, torch.Tensor) else leaf for leaf in _torch.tensors.tree_leaves(tree)]
     devices = {leaf for leaf in leaves if isinstance(leaf, torch.device) and leaf.type not in ("cpu", "meta")}
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.random.fork_rng(devices=[]))
         torch.default_generator.manual_seed(_SEED)
+        for leaf in leaves:
+            if isinstance(leaf, torch.Generator):
+                stack.callback(leaf.set_state, leaf.get_state())
         for device in devices:
             module = torch.get_device_module(device.type)
             if not hasattr(module, "get_rng_state"):

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Any
 
+import torch
+
+from customops import _torch
 from customops.checks import (
     aot_dispatch,
     autocast,
@@ -47,19 +52,45 @@ def samples(cases: Sequence[Case], effort: Effort) -> Iterable[Case]:
     return unchanged[:1] if effort == "quick" else unchanged
 
 
+def forms(cases: Sequence[Case], effort: Effort) -> Iterable[Case]:
+    """One sample of each form, at most two: what traces a call sees no more of its arguments than this."""
+    found = [*{_form(case): case for case in reversed(list(samples(cases, effort)))}.values()]
+    return reversed(found) if effort == "thorough" else found[: -3 if len(found) > 2 else None : -1]
+
+
+def _form(case: Case) -> Any:
+    def of(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return value.layout, value.dim(), value.requires_grad, value.is_contiguous()
+        return type(value) if isinstance(value, int | float) and not isinstance(value, bool) else repr(value)
+
+    leaves, spec = _torch.tensors.tree_flatten((case.trial.args, case.trial.kwargs))
+    return *map(of, leaves), str(spec)
+
+
 def everything(cases: Sequence[Case], effort: Effort) -> Iterable[Case]:
     """Every input there is."""
     return cases
 
 
-def of_kinds(*kinds: str, each: int | None = None, also: Selection | None = None, **limits: int) -> Selection:
-    """The samples, the inputs of these kinds, and what `also` picks.
+def promised(cases: Sequence[Case], effort: Effort) -> Iterable[Case]:
+    """Every input; some of each kind, if the fake impl is the reference, with which kernels are compared on all."""
+    if effort == "thorough" or not all(case.trial.fake_is_reference for case in cases):
+        return cases
+    seen: Counter[str] = Counter()
+    return [case for case in cases if case.is_named or (not seen.update([case.kind]) and seen[case.kind] <= 6)]
+
+
+def of_kinds(
+    *kinds: str, each: int | None = None, start: Selection = samples, also: Selection | None = None, **limits: int
+) -> Selection:
+    """The samples (those that `start` picks), the inputs of these kinds, and what `also` picks.
 
     At most `each` of a kind in a run that is not thorough; `limits` are kinds of which there may be others than `each`.
     """
 
     def select(cases: Sequence[Case], effort: Effort) -> Iterable[Case]:
-        picked = list(samples(cases, effort))
+        picked = list(start(cases, effort))
         for kind, limit in {**dict.fromkeys(kinds, each), **limits}.items():
             picked += [case for case in cases if case.kind == kind][: None if effort == "thorough" else limit]
         picked += also(cases, effort) if also is not None else ()
@@ -203,11 +234,11 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
             after=_CALL,
         ),
         # The fake impl.
-        "test_faketensor": Check(faketensor.check, "fake impl against kernel", everything, "quick"),
+        "test_faketensor": Check(faketensor.check, "fake impl against kernel", promised, "quick"),
         "test_symbolic_sizes": Check(
             faketensor.check_symbolic_sizes,
             "fake impl on symbolic sizes against the kernel on several sizes",
-            of_kinds("choice", "optional", "list", "layout", "value", "number", each=2),
+            of_kinds("choice", "optional", "list", "layout", "value", "number", each=1, start=forms),
             after=_FAKE,
         ),
         "test_errors": Check(
@@ -278,7 +309,7 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
         "test_sharding": Check(
             sharding.check,
             "calls that are split over processes as the sharding rule says against whole ones",
-            of_kinds("size", "choice", "optional", "list", each=1),
+            of_kinds("size", "choice", "optional", "list", each=1, start=forms),
             after=(*_CALL, "test_batches"),
         ),
         "test_threads": Check(threads.check, "two threads against one", after=_CALL),
@@ -299,6 +330,7 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
         "test_backward": Check(
             backward.check,
             "gradients in batches of other sizes, in another order, layout and dtype, as results are",
+            forms,
             after=(*_GRADIENTS, "test_grad_modes", "test_precision", "test_stability"),
         ),
         "test_second_order": Check(
@@ -334,11 +366,13 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
         "test_aot_dispatch_dynamic": Check(
             functools.partial(aot_dispatch.check, dynamic=True),
             "eager mode against AOTDispatcher with symbolic sizes",
+            forms,
             after=(*_CALL, *_FAKE, "test_symbolic_sizes", "test_grad_modes"),
         ),
         "test_aot_backward": Check(
             aot_dispatch.check_backward,
             "gradients, where samples ask for none, against AOTDispatcher with symbolic sizes",
+            forms,
             after=(*_GRADIENTS, *_FAKE, "test_symbolic_sizes", "test_grad_modes", "test_aot_dispatch_dynamic"),
         ),
         "test_aot_dispatch_static": Check(

@@ -139,6 +139,11 @@ class Trial:
         """True for one of torch's own operators."""
         return self.op.namespace in ("aten", "prim", "prims")
 
+    @property
+    def fake_is_reference(self) -> bool:
+        """Is the fake impl derived from the reference function?"""
+        return self.custom_op is not None and bool(self.custom_op._rules.fake.is_derived(None))
+
     def detached(self) -> Trial:
         """The same call on tensors that do not require grad."""
         return self.map_tensors(lambda _name, tensor: tensor.detach())

@@ -62,7 +62,7 @@ def check(trial: Trial) -> None:
 
 def _fake_is_by_hand(trial: Trial) -> bool:
     """Did somebody write the fake impl, of an op that has a kernel for all devices?"""
-    if trial.custom_op is None or trial.custom_op._rules.fake.fn is None or _is_reference(trial):
+    if trial.custom_op is None or trial.custom_op._rules.fake.fn is None or trial.fake_is_reference:
         return False
     return None in trial.custom_op._rules.kernel.kernels
 
@@ -148,10 +148,6 @@ def _compare(real: Trial, *, is_composite: bool = False) -> Any:
 _OF_REFERENCE = '; the fake impl is the reference: register_reference(fn, like="x"), or like=torch.contiguous_format'
 
 
-def _is_reference(trial: Trial) -> bool:
-    return trial.custom_op is not None and bool(trial.custom_op._rules.fake.is_derived(None))
-
-
 class _Comparison:
     """Compares the real run of an operator with the fake one, and raises a CheckError at the first difference."""
 
@@ -223,7 +219,7 @@ class _Comparison:
                 real.stride(),
                 fake.stride(),
                 "return the layout the kernel makes, e.g. torch.empty_like(x) keeps that of x, x.new_empty(x.shape) "
-                "is contiguous" + (_OF_REFERENCE if _is_reference(self.real) else ""),
+                "is contiguous" + (_OF_REFERENCE if self.real.fake_is_reference else ""),
             )
         if not self._agree(fake.storage_offset(), real.storage_offset()):
             raise self._error(f"{where}: the storage offsets differ", real.storage_offset(), fake.storage_offset())

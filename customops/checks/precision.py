@@ -14,6 +14,7 @@ left out. Digits that are lost in a difference, as by exp(x) - 1 near zero, are 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -43,7 +44,9 @@ _NARROW_INTS = (torch.uint8, torch.int8, torch.int16, torch.int32)
 #: Of narrow dtypes, how many times what a change of the inputs by rounding does the error of a result may be.
 _STEPS = {torch.float16: 8.0, torch.bfloat16: 8.0, torch.float32: 64.0}
 _MOST_RESULTS = 1_000_000
-_LARGE = 2048  #: elements; sums of as many in a dtype of 16 bits show how they are made
+_LARGE = (2048, 1024, 512)  #: elements; sums of as many in a dtype of 16 bits show how they are made
+_MOST_PAIRS = 2**24  #: elements times such a size, where a kernel may pair what has it, as attention does
+_SLOW = 0.05  #: seconds of this thread; smaller sizes are tried where a call takes longer
 #: Dtypes, the largest values to try in them, the results that they should be able to hold, and what may be wrong.
 _RANGES = (
     (  # The exponential overflows in float32, and not in float64.
@@ -293,27 +296,38 @@ def _check_wider(trial: Trial, expected: Results) -> bool:
         return tried
     _check_zeros(trial.map_tensors(lambda _name, x: torch.zeros_like(x) if x.is_floating_point() else x), dtype)
     # One size is made large, by repetition, and elements lose their signs, so that sums grow.
-    for old in sorted({size for tensor in trial.tensors for size in tensor.shape if 1 < size < _LARGE}):
+    for old in sorted({size for tensor in trial.tensors for size in tensor.shape if 1 < size < _LARGE[0]}):
+        for new in _large_sizes(trial, old):
 
-        def larger(_name: str, tensor: torch.Tensor, old: int = old) -> torch.Tensor:
-            for dim, size in enumerate(tensor.shape):
-                if size == old:
-                    tensor = tensor.index_select(dim, (torch.arange(_LARGE) % size).to(tensor.device))
-            if not tensor.is_floating_point():  # lengths grow, too
-                return torch.where(tensor == old, _LARGE, tensor).to(tensor.dtype) if is_integer(tensor) else tensor
-            return tensor.abs()
+            def larger(_name: str, tensor: torch.Tensor, old: int = old, new: int = new) -> torch.Tensor:
+                for dim, size in enumerate(tensor.shape):
+                    if size == old:
+                        tensor = tensor.index_select(dim, (torch.arange(new) % size).to(tensor.device))
+                if not tensor.is_floating_point():  # lengths grow, too
+                    return torch.where(tensor == old, new, tensor).to(tensor.dtype) if is_integer(tensor) else tensor
+                return tensor.abs()
 
-        counts = [(tensor.numel(), list(tensor.shape).count(old)) for tensor in trial.tensors]
-        if max(numel // old**count * _LARGE**count for numel, count in counts) > 300_000:
-            continue
-        # Gradients are sums, of more terms now, of which much may cancel.
-        large = replace(trial.map_tensors(larger), scale=4 * trial.scale)
-        results = attempt(large) or {}
-        size = sum(x.numel() if isinstance(x, torch.Tensor) else 1 for x in results.values())
-        if 0 < size <= _MOST_RESULTS:
-            # Rounding is the same for all copies of an element, so it adds up as a change of them all does.
-            _compare_with_wider(large, dtype, results, trial, larger)
+            # Gradients are sums, of more terms now, of which much may cancel.
+            large, start = replace(trial.map_tensors(larger), scale=4 * trial.scale), time.thread_time()
+            results = attempt(large) or {}
+            if time.thread_time() - start > _SLOW:
+                continue
+            size = sum(x.numel() if isinstance(x, torch.Tensor) else 1 for x in results.values())
+            if 0 < size <= _MOST_RESULTS:
+                # Rounding is the same for all copies of an element, so it adds up as a change of them all does.
+                _compare_with_wider(large, dtype, results, trial, larger)
+            break
     return tried
+
+
+def _large_sizes(trial: Trial, old: int) -> Iterator[int]:
+    """What a size may grow to, the largest first."""
+    counts = [(tensor.numel(), list(tensor.shape).count(old)) for tensor in trial.tensors]
+    is_paired = sum(count > 0 for _, count in counts) > 1
+    for new in _LARGE:
+        most = max(numel // old**count * new**count for numel, count in counts)
+        if most <= 300_000 and (not is_paired or most * new <= _MOST_PAIRS):
+            yield new
 
 
 def _check_zeros(zeros: Trial, dtype: torch.dtype) -> None:

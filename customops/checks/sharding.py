@@ -210,12 +210,9 @@ def _words(placed: Sequence[Any]) -> str:
 
 def _split(tensor: torch.Tensor, placement: Any, size: int, seed: int) -> list[torch.Tensor]:
     """The parts of a tensor along one dimension of a mesh."""
-    dim = _torch.distributed.shard_dim(placement)
-    if dim is not None:
-        length = tensor.shape[dim]
-        chunk = -(-length // size)
-        starts = [min(i * chunk, length) for i in range(size)]
-        return [tensor.narrow(dim, start, min(chunk, length - start)).clone() for start in starts]
+    parts = _torch.distributed.shards(tensor, placement, size)
+    if parts is not None:
+        return [part.clone() for part in parts]
     if not placement.is_partial():
         return [tensor] * size
     numbers = _numbers(tensor, seed)
@@ -233,10 +230,13 @@ def _numbers(tensor: torch.Tensor, seed: int) -> torch.Tensor:
 
 def _joined(values: list[Any], placement: Any, rtol: float | None) -> tuple[Any, str | None]:
     """The whole of which these are the parts along one dimension of a mesh; or why they are none."""
-    dim = _torch.distributed.shard_dim(placement)
-    if dim is not None:
+    if not placement.is_replicate() and not placement.is_partial():
+        dim = placement.dim
         try:
-            return torch.cat(values, dim), None
+            whole = torch.cat(values, dim)
+            places = torch.arange(whole.shape[dim]).reshape([-1 if d == dim else 1 for d in range(whole.dim())])
+            parts = _torch.distributed.shards(places, placement, len(values)) or []
+            return whole.index_select(dim, torch.cat(parts, dim).flatten().argsort().to(whole.device)), None
         except (RuntimeError, IndexError):
             return None, f"shapes {[tuple(each.shape) for each in values]}, to be joined in dimension {dim}"
     differs = next(filter(None, (difference(each, values[0], rtol=rtol, scale=1.0) for each in values[1:])), None)

@@ -468,3 +468,33 @@ def test_infinite_elements_beside_zeros_stay_what_they_are(registry: Registry, n
     assert seen
     assert not any(bool(x.isnan().any()) for x in seen if len(x) > 4)
     assert all(float(x.max()) < math.inf for x in seen if len(x) > 256)
+
+
+def test_dimensions_that_are_split_and_come_to_lie_inside_others(registry: Registry, ns: str) -> None:
+    """Each process has a part of each group of columns: DTensor's strided shards."""
+
+    def kron(a: Tensor, b: Tensor) -> Tensor:
+        torch._check(a.dim() == 2)
+        torch._check(b.dim() == 2)
+        (p, q), (r, s) = a.shape, b.shape
+        return (a[:, None, :, None] * b[None, :, None, :]).reshape(p * r, q * s)
+
+    op = registry.custom_op(f"{ns}::kron", torch.kron, schema="(Tensor a, Tensor b) -> Tensor", reference=kron)
+    args = torch.randint(-5, 5, (2, 2)), torch.randint(-5, 5, (1, 4))
+    assert run_check("test_sharding", op, args).status == "passed"
+
+
+@pytest.mark.parametrize("check", ["test_modes", "test_aot_dispatch_dynamic", "test_determinism"])
+def test_generators_of_samples_start_where_they_are(registry: Registry, ns: str, check: str) -> None:
+    @registry.custom_op(f"{ns}::draw", tags=torch.Tag.nondeterministic_seeded, mutates_args=())
+    def draw(shape: list[int], generator: torch.Generator | None = None) -> Tensor:
+        return torch.rand(shape, generator=generator)
+
+    @draw.register_fake
+    def _(shape: list[int], generator: torch.Generator | None = None) -> Tensor:
+        return torch.empty(shape)
+
+    generator = torch.Generator().manual_seed(3)
+    before = generator.get_state()
+    assert run_check(check, draw, ([5], generator)).status == "passed"
+    assert torch.equal(generator.get_state(), before)
