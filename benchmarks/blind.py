@@ -62,7 +62,7 @@ def main() -> None:
         chosen = [case for case in cases if not options.names or any(name in case.name for name in options.names)]
         said = 0
         for case in chosen:
-            done = in_fork(lambda case=case: examine(case, options.effort), 300.0)
+            done = in_fork(lambda case=case: examine(case, options.effort), 900.0)
             text, seconds = done.value if done.error is None else (str(done.error), 0.0)
             said += bool(text)
             times.append(seconds)

@@ -142,7 +142,6 @@ def test_names_of_arguments_that_torch_uses_itself(registry: Registry, ns: str, 
     assert x.tolist() == [0.5] * 3
 
 
-
 @BACKENDS
 def test_a_written_argument_that_is_none(registry: Registry, ns: str, backend: str) -> None:
     def f(x: Tensor, first: Tensor | None = None, second: Tensor | None = None) -> Tensor:
