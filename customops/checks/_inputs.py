@@ -181,7 +181,7 @@ def quiet() -> Iterator[None]:
 
 @contextlib.contextmanager
 def seeded(tree: Any) -> Iterator[None]:
-    """Fix the seeds of the CPU and of the devices in `tree`; afterwards all generators, of `tree` too, are as before."""
+    """Fix the seeds of the CPU and of the devices in `tree`; generators, those in `tree` too, are put back."""
     leaves = [leaf.device if isinstance(leaf, torch.Tensor) else leaf for leaf in _torch.tensors.tree_leaves(tree)]
     devices = {leaf for leaf in leaves if isinstance(leaf, torch.device) and leaf.type not in ("cpu", "meta")}
     with contextlib.ExitStack() as stack:
