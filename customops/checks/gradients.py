@@ -258,6 +258,8 @@ class _Comparison(Differences):
                 return "the operator is a step function, with a gradient that its author chose"
         if gradient is not None and self._is_passed_on(i, k, point, cotangents, gradient):
             return "the operator rounds most elements, and passes the gradient on, which its author chose"
+        if gradient is not None and self._is_steep(i, k, point, cotangents, gradient):
+            return "the operator is too steep around these inputs"
         if not self._is_linear(point, i, k):
             return _TIE
         # Functions of symmetric matrices read one triangle alone.
@@ -301,6 +303,31 @@ class _Comparison(Differences):
             with contextlib.suppress(Exception):  # refused, so nothing is known of what is there
                 same += torch.equal(self.function(moved)[k], here)
         return same >= 0.6 * len(numbers)
+
+    def _is_steep(self, i: int, k: int, point: Tensors, cotangents: Gradients, gradient: torch.Tensor) -> bool:
+        """Is a slope what a large gradient says, for a change as small as that asks for?
+
+        As of ``x / (x + 1e-20)`` at zero, of which finite differences see nothing. The largest element changes, or, for
+        where elements tie, all change alike.
+        """
+        given, here = cotangents[k], self.function(point)[k]
+        if given is None or not gradient.numel() or gradient.is_complex() or not here.numel():
+            return False
+        size = float((given * here).abs().sum()) or 1.0
+        alone = torch.zeros_like(gradient).reshape(-1)
+        alone[int(gradient.abs().argmax())] = 1
+        for direction in (alone.reshape(gradient.shape), torch.ones_like(gradient)):
+            slope = float((gradient * direction).sum())
+            if not math.isfinite(slope) or abs(slope) * self.steps[-1] * self.scales[i] < 1e3 * size:
+                continue
+            for step in (1e-3 * size / slope, -1e-3 * size / slope):
+                moved = [x + step * direction if j == i else x for j, x in enumerate(point)]
+                with contextlib.suppress(Exception):  # refused, so nothing is known of what is there
+                    there = self.function(moved)[k]
+                    found = float((given * (there - here)).sum()) / step
+                    if math.isclose(found, slope, rel_tol=0.1):
+                        return True
+        return False
 
     def _error(self, i: int, k: int, point: Tensors) -> CheckError:
         label = self.function.inputs[i].label

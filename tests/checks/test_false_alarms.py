@@ -498,3 +498,23 @@ def test_generators_of_samples_start_where_they_are(registry: Registry, ns: str,
     before = generator.get_state()
     assert run_check(check, draw, ([5], generator)).status == "passed"
     assert torch.equal(generator.get_state(), before)
+
+
+def test_a_slope_that_no_finite_difference_resolves(registry: Registry, ns: str) -> None:
+    @registry.custom_op(f"{ns}::normalized", mutates_args=())
+    def normalized(x: Tensor) -> Tensor:
+        return x / (x.sum() + 1e-20)
+
+    normalized.register_autograd(
+        lambda ctx, grad: grad / ctx.total - (grad * ctx.x).sum() / ctx.total**2,
+        setup_context=lambda ctx, inputs, output: vars(ctx).update(x=inputs[0], total=inputs[0].sum() + 1e-20),
+    )
+
+    @registry.custom_op(f"{ns}::wrong", mutates_args=())
+    def wrong(x: Tensor) -> Tensor:
+        return x * 2 + 1
+
+    wrong.register_autograd(lambda ctx, grad: grad * 1e18)
+    zeros = torch.zeros(4, dtype=torch.float64, requires_grad=True)
+    assert run_check("test_gradients", normalized, (zeros,)).status == "not exercised"
+    assert run_check("test_gradients", wrong, (zeros,)).status == "failed"
