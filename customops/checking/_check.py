@@ -196,7 +196,7 @@ def trials_of(op: Any, samples: Iterable[Any] | None, reference: Callable[..., A
         problem = "there are no samples to derive inputs from"
         fix = "check(op, [(x, y)]), or attach some with @op.register_samples"
         raise UsageError(problem, op=str(overload.name()), argument="samples", fix=fix)
-    return trials
+    return [replace(trial, samples=trials) for trial in trials]
 
 
 def _own_reference(overload: _torch.library.OpOverload) -> Callable[..., Any] | None:

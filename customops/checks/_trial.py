@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import weakref
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -42,6 +42,7 @@ class Trial:
         reference: a plain PyTorch function that computes the same, or None.
         scale: the size of numbers that results may be differences of, as gradients often are.
         first: the results of this very call where the operator was not called before, if they are known.
+        samples: the calls that the user gave, of which this is one, or was made of one.
     """
 
     op: _torch.library.OpOverload
@@ -52,6 +53,7 @@ class Trial:
     reference: Callable[..., Any] | None = None
     scale: float = 0.0
     first: Mapping[str, Any] | None = None
+    samples: Sequence[Trial] = field(default=(), repr=False, compare=False)
 
     @property
     def name(self) -> str:

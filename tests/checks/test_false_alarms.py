@@ -518,3 +518,28 @@ def test_a_slope_that_no_finite_difference_resolves(registry: Registry, ns: str)
     zeros = torch.zeros(4, dtype=torch.float64, requires_grad=True)
     assert run_check("test_gradients", normalized, (zeros,)).status == "not exercised"
     assert run_check("test_gradients", wrong, (zeros,)).status == "failed"
+
+
+def test_what_is_declared_as_written_need_not_be_by_each_sample(registry: Registry, ns: str) -> None:
+    @registry.custom_op(f"{ns}::step_", differentiable=False)
+    def step_(params: list[customops.Mut[Tensor]], count: customops.Mut[Tensor], skip: bool) -> None:
+        if not skip:
+            for x in params:
+                x.sub_(1)
+            count.add_(1)
+
+    def sample(skip: bool) -> Any:
+        return [torch.rand(3), torch.rand(2)], torch.zeros(1), skip
+
+    report = customops.check(step_, [sample(True), sample(False)], only="test_declared_writes")
+    assert not report.failures, str(report)
+
+    @registry.custom_op(f"{ns}::reads", differentiable=False)
+    def reads(x: customops.Mut[Tensor], y: customops.Mut[Tensor], skip: bool) -> None:
+        if not skip:
+            x.sub_(y)
+
+    report = customops.check(
+        reads, [(torch.rand(2), torch.rand(2), s) for s in (True, False)], only="test_declared_writes"
+    )
+    assert {failure.error.argument for failure in report.failures} == {"y"}
