@@ -48,6 +48,7 @@ from customops.errors import CheckError, name_of, where
 _LARGE_STEPS = (0.3, 1.0, 3.0, -0.3, -1.0, -3.0, 1e2, 1e4)  #: times the size of elements
 _MOST_ELEMENTS = 64
 _TIE = "the slopes along several directions do not add up: the operator is not smooth there"
+_UNSTABLE = "a change of the last digits of the inputs changes the gradient: it is not determined there"
 _MOST_DOUBTS = 5  #: pairs of an input and an output that are looked at after a mismatch
 _MANY = 8  #: outputs: with more, an input is tried with all at once before it is with each
 
@@ -140,7 +141,7 @@ class _Comparison(Differences):
             if verdict == "unclear" and i == 0:
                 self._compare_common_shift(point)
             reason = self._confirm(point) if verdict == "differs" else None
-            if reason and reason != _TIE:
+            if reason and reason not in (_TIE, _UNSTABLE):
                 return reason
         return "the operator is not smooth around these inputs, or too steep"
 
@@ -260,6 +261,8 @@ class _Comparison(Differences):
             return "the operator rounds most elements, and passes the gradient on, which its author chose"
         if gradient is not None and self._is_steep(i, k, point, cotangents, gradient):
             return "the operator is too steep around these inputs"
+        if gradient is not None and self._is_unstable(i, point, cotangents, gradient):
+            return _UNSTABLE
         if not self._is_linear(point, i, k):
             return _TIE
         # Functions of symmetric matrices read one triangle alone.
@@ -327,6 +330,17 @@ class _Comparison(Differences):
                     found = float((given * (there - here)).sum()) / step
                     if math.isclose(found, slope, rel_tol=0.1):
                         return True
+        return False
+
+    def _is_unstable(self, i: int, point: Tensors, cotangents: Gradients, gradient: torch.Tensor) -> bool:
+        """Does a change of the last digits change the gradient as a whole, as for a matrix that is nearly singular?"""
+        largest = float(gradient.abs().max()) if gradient.numel() else 0.0
+        for direction in (self.direction(range(len(point))) for _ in range(2)):
+            moved = [x * (1 + 1e-13 * u / scale) for x, u, scale in zip(point, direction, self.scales, strict=True)]
+            with contextlib.suppress(Exception):  # refused, so nothing is known of what is there
+                other = Recorded(self.function, moved, self.wanted).gradients(cotangents)[i]
+                if other is not None and float((other - gradient).abs().max()) > 0.01 * largest > 0:
+                    return True
         return False
 
     def _error(self, i: int, k: int, point: Tensors) -> CheckError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -522,16 +522,16 @@ def test_a_slope_that_no_finite_difference_resolves(registry: Registry, ns: str)
 
 def test_what_is_declared_as_written_need_not_be_by_each_sample(registry: Registry, ns: str) -> None:
     @registry.custom_op(f"{ns}::step_", differentiable=False)
-    def step_(params: list[customops.Mut[Tensor]], count: customops.Mut[Tensor], skip: bool) -> None:
-        if not skip:
+    def step_(params: list[customops.Mut[Tensor]], count: customops.Mut[Tensor], mode: Literal["skip", "run"]) -> None:
+        if mode == "run":
             for x in params:
                 x.sub_(1)
             count.add_(1)
 
-    def sample(skip: bool) -> Any:
-        return [torch.rand(3), torch.rand(2)], torch.zeros(1), skip
+    def sample(mode: str) -> Any:
+        return [torch.rand(3), torch.rand(2)], torch.zeros(1), mode
 
-    report = customops.check(step_, [sample(True), sample(False)], only="test_declared_writes")
+    report = customops.check(step_, [sample("skip"), sample("run")], only="test_declared_writes")
     assert not report.failures, str(report)
 
     @registry.custom_op(f"{ns}::reads", differentiable=False)
@@ -543,3 +543,35 @@ def test_what_is_declared_as_written_need_not_be_by_each_sample(registry: Regist
         reads, [(torch.rand(2), torch.rand(2), s) for s in (True, False)], only="test_declared_writes"
     )
     assert {failure.error.argument for failure in report.failures} == {"y"}
+
+
+def test_a_gradient_that_the_last_digits_decide(registry: Registry, ns: str) -> None:
+    """Large triangular matrices of random numbers are nearly singular."""
+
+    @registry.custom_op(f"{ns}::update", mutates_args=())
+    def update(factor: Tensor, x: Tensor) -> Tensor:
+        low, v = factor.tril(), x.clone()
+        for i in range(len(v)):
+            r = torch.hypot(low[i, i], v[i])
+            c, s, column = low[i, i] / r, v[i] / r, low[i:, i].clone()
+            low[i:, i], v[i:] = c * column + s * v[i:], c * v[i:] - s * column
+        return low
+
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        factor, x, new = ctx.saved_tensors
+        phi = (new.mT @ grad.tril()).tril()
+        phi = phi - phi.diagonal().diag_embed() / 2
+        phi = torch.linalg.solve_triangular(new.mT, phi, upper=True)
+        phi = torch.linalg.solve_triangular(new, phi, upper=False, left=False)
+        both = phi + phi.mT
+        return (both @ factor.tril()).tril(), both @ x
+
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(*inputs, output)
+
+    update.register_autograd(backward, setup_context=setup_context)
+    numbers = torch.Generator().manual_seed(0)
+    for size, status in ((3, "passed"), (70, "not exercised")):
+        factor = torch.randn(size, size, generator=numbers, dtype=torch.float64, requires_grad=True)
+        x = torch.randn(size, generator=numbers, dtype=torch.float64, requires_grad=True)
+        assert run_check("test_gradients", update, (factor, x)).status == status
