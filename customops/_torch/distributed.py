@@ -288,13 +288,14 @@ def simulated_ranks(device_type: str, shape: tuple[int, ...]) -> Iterator[Any]:
     names, size = tuple(f"customops_{next(_meshes)}" for _ in shape), math.prod(shape)
     log = logging.getLogger("torch.distributed.tensor._redistribute")
     log.disabled, before = True, log.disabled  # it advises on what a check does
+    hook = sys.excepthook  # which torch replaces, and leaves so
     torch.distributed.init_process_group("fake", store=fake.FakeStore(), rank=0, world_size=size)
     try:
         with local.LocalTensorMode(size):
             yield torch.distributed.device_mesh.init_device_mesh(device_type, shape, mesh_dim_names=names)
     finally:
         torch.distributed.destroy_process_group()
-        log.disabled = before
+        log.disabled, sys.excepthook = before, hook
 
 
 def rank_tensor(parts: Sequence[torch.Tensor]) -> Any:

@@ -44,7 +44,7 @@ from customops.checks._outcome import (
     raised_at,
     torch_refuses,
 )
-from customops.checks._runs import attempt
+from customops.checks._runs import attempt, fake_error
 from customops.checks._table import Check
 from customops.checks._trial import EFFORTS, FAILS, Case, Effort, Trial, of_reference, resolve
 from customops.checks.first_calls import Fork, can_fork
@@ -282,6 +282,10 @@ def _report_of(run: Run, in_forks: bool, shown: bool | None) -> Report:
     return Report(run.op, run.effort, results, failures, left_out, time.perf_counter() - start, run.source, left_out)
 
 
+def _is_fake_fine(trial: Trial) -> bool:
+    return isinstance(fake_error(trial), NoneType | NotExercised)
+
+
 @dataclass
 class _Fault:
     error: CheckError
@@ -426,7 +430,7 @@ class Run:
             settings.restore()
             seconds = probed.seconds / max(len(probed.accepted) + len(probed.rejected), 1)
             for each in probed.rejected:
-                if fault := self._fault_of(each.case, each.kernel_error, is_fake_fine=each.fake_error is None):
+                if fault := self._fault_of(each.case, each.kernel_error):
                     self._fault(INPUTS, fault, each.case, seconds)
                 else:
                     self._add(INPUTS, "rejected", [each.case], seconds, in_short(each.kernel_error, 200))
@@ -434,7 +438,7 @@ class Run:
                 self.left_out.append(f"inputs left out ({_SLOW[self.effort]:g} s)")
             yield from accepted
 
-    def _fault_of(self, case: Case, error: BaseException, *, is_fake_fine: bool) -> CheckError | None:
+    def _fault_of(self, case: Case, error: BaseException) -> CheckError | None:
         """What is wrong where a call raised `error`; None if the operator refused its inputs."""
         accident, expected, fix, trial = is_accident(error), None, None, case.trial
         of_types = (AttributeError, TypeError)
@@ -460,7 +464,7 @@ class Run:
             problem = "the kernel fails on a tensor that is laid out otherwise, by an error that does not say so"
             fix = "call x.contiguous() first, or .reshape() in the place of .view(); or refuse such tensors in kernel "
             fix += "and fake impl, with torch._check(x.is_contiguous(), ...)"
-        elif accident and case.kind == "value" and is_fake_fine and self._is_about_values(case, error):
+        elif accident and case.kind == "value" and self._is_about_values(case, error) and _is_fake_fine(trial):
             problem = "the kernel fails for some values of an input, by an error about shapes that does not say so"
             fix = "elements may be equal, and a selection by them of another size than usual; or refuse such values, "
             fix += "with torch._check(...)"

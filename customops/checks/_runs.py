@@ -176,8 +176,9 @@ def attempt(trial: Trial, **options: Any) -> Results | None:
         return None
 
 
-def fake_error(trial: Trial, mode: Any) -> Exception | None:
+def fake_error(trial: Trial) -> Exception | None:
     """What the fake impl raises; NotExercised where it needs the data, or torch has no fake of an input."""
+    mode = _torch.tensors.fake_mode()
     try:
         fake = trial.faked(mode)
         with mode, _torch.tensors.quiet_fakes(), quiet():

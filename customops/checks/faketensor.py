@@ -484,7 +484,7 @@ def _judge_wrong_call(trial: Trial, what: str, argument: str, *, late: bool) -> 
 
 def _fake_error(trial: Trial) -> Exception | None:
     """What the fake impl raises, if anything; NotExercised if it is no refusal."""
-    error = fake_error(trial, _torch.tensors.fake_mode())
+    error = fake_error(trial)
     return NotExercised("no fake impl") if error is not None and _has_no_fake_impl(error) else error
 
 

@@ -45,7 +45,7 @@ _NARROW_INTS = (torch.uint8, torch.int8, torch.int16, torch.int32)
 _STEPS = {torch.float16: 8.0, torch.bfloat16: 8.0, torch.float32: 64.0}
 _MOST_RESULTS = 1_000_000
 _LARGE = (2048, 1024, 512)  #: elements; sums of as many in a dtype of 16 bits show how they are made
-_MOST_PAIRS = 2**24  #: elements times such a size, where a kernel may pair what has it, as attention does
+_MOST_PAIRS = 2**26  #: elements times such a size, where a kernel may pair what has it, as attention does
 _SLOW = 0.05  #: seconds of this thread; smaller sizes are tried where a call takes longer
 #: Dtypes, the largest values to try in them, the results that they should be able to hold, and what may be wrong.
 _RANGES = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from typing import Any, Literal
 
 import numpy as np
@@ -480,8 +481,11 @@ def test_dimensions_that_are_split_and_come_to_lie_inside_others(registry: Regis
         return (a[:, None, :, None] * b[None, :, None, :]).reshape(p * r, q * s)
 
     op = registry.custom_op(f"{ns}::kron", torch.kron, schema="(Tensor a, Tensor b) -> Tensor", reference=kron)
+    hook = sys.excepthook
     args = torch.randint(-5, 5, (2, 2)), torch.randint(-5, 5, (1, 4))
     assert run_check("test_sharding", op, args).status == "passed"
+    assert run_check("test_sharding", op, (args[0].double().requires_grad_(), args[1].double())).status == "passed"
+    assert sys.excepthook is hook  # which a process group replaces
 
 
 @pytest.mark.parametrize("check", ["test_modes", "test_aot_dispatch_dynamic", "test_determinism"])

@@ -1,7 +1,6 @@
 """`probe`: which inputs does an operator accept?
 
-Its kernel runs once on copies of each, and its fake impl once on fakes. An input that the kernel takes is accepted;
-where the fake impl alone refuses it, that is kept, for a check to judge.
+Its kernel runs once on copies of each. An input that the kernel takes is accepted, whatever the fake impl says.
 """
 
 from __future__ import annotations
@@ -15,11 +14,10 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from customops import _torch
 from customops.checks._inputs import as_ordinary, is_ordinary, seeded, tensors_in
 from customops.checks._limits import Limits, TookTooLong
-from customops.checks._outcome import NotExercised, is_mistake, processor_time
-from customops.checks._runs import attempt, difference, fake_error
+from customops.checks._outcome import is_mistake, processor_time
+from customops.checks._runs import attempt, difference
 from customops.checks._trial import Case, Trial
 from customops.checks.inputs.branches import Branches, candidates
 from customops.checks.inputs.parts import Parts, Spot, Variation, follow, is_integer
@@ -32,11 +30,10 @@ HUGE_ELEMENTS = 5_000_000
 
 @dataclass(frozen=True)
 class Rejection:
-    """An input that the kernel refuses; with None for `fake_error`, the fake impl takes it."""
+    """An input that the kernel refuses."""
 
     case: Case
     kernel_error: BaseException
-    fake_error: Exception | None
 
 
 @dataclass
@@ -45,7 +42,6 @@ class Probed:
 
     accepted: list[Case] = field(default_factory=list)
     rejected: list[Rejection] = field(default_factory=list)
-    refused_by_fake: dict[int, Exception] = field(default_factory=dict)  #: by the place in `accepted`: what it raised
     dropped: int = 0  #: the number of those that were too slow or too large
     seconds: float = 0.0
     is_late: bool = False  #: it ended since it took too long
@@ -66,7 +62,7 @@ def probe(
     code of the operator does, `outcomes` which cases it accepts, by label.
     """
     start, after_first = time.perf_counter(), processor_time()
-    probed, mode = Probed(), _torch.tensors.fake_mode()
+    probed = Probed()
     limits = limits or Limits()
     limit: int | None = None  # elements of those that were too large
     for case in cases:
@@ -84,20 +80,16 @@ def probe(
                     branches.run_fake(case.trial)
             is_large = processor_time() - before > SLOW_SECONDS or _elements(result) > HUGE_ELEMENTS
             is_index = error is None and case.kind == "padding" and _stands_for_an_index(case.trial, result)
-            fake = fake_error(case.trial, mode)
-            fake = None if isinstance(fake, NotExercised) else fake
         if is_large:
             limit = _elements(case.trial.tensors)
         if outcomes is not None:
             outcomes[case.label] = error is None
         if error is not None:
-            probed.rejected.append(Rejection(case, error, fake))
+            probed.rejected.append(Rejection(case, error))
         elif is_large and case.kind != "sample":
             probed.dropped += 1
         elif not is_index or (reference is not None and attempt(case.trial, op=reference) is None):
             case = replace(case, kind="index") if is_index else case
-            if fake is not None:
-                probed.refused_by_fake[len(probed.accepted)] = fake
             probed.accepted.append(case)
         now = processor_time()
         after_first = now if len(probed.accepted) + len(probed.rejected) == 1 else after_first
@@ -132,7 +124,7 @@ def search(
                 if error is None:
                     branches.run_fake(case.trial)
             if isinstance(error, TookTooLong) or (error is not None and is_mistake(error)):
-                probed.rejected.append(Rejection(case, error, None))
+                probed.rejected.append(Rejection(case, error))
             if error is None and branches.count > seen and _elements(result) <= HUGE_ELEMENTS:
                 found.append(replace(case, is_named=True))
     return found

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -40,7 +39,7 @@ def test_what_cannot_be_simpler_stays() -> None:
     assert shrink(case, lambda trial: False) is case
 
 
-def test_probing_tells_who_refuses(registry: Registry) -> None:
+def test_probing_goes_by_the_kernel(registry: Registry) -> None:
     @registry.custom_op("probe_tests::halve", mutates_args=())
     def halve(x: Tensor) -> Tensor:
         warnings.warn("of the kernel", stacklevel=2)
@@ -55,21 +54,5 @@ def test_probing_tells_who_refuses(registry: Registry) -> None:
         return torch.empty_like(x)
 
     probed = probe(derive(Trial(halve._opoverload, (torch.randn(3),))))
-    refused = {probed.accepted[i].label for i in probed.refused_by_fake}
-    assert refused == {"sizes: 3 to 0"}
+    assert "sizes: 3 to 0" in {case.label for case in probed.accepted}
     assert {rejection.case.label for rejection in probed.rejected} == {"x: one dimension less", "x: 0-dimensional"}
-    assert all(rejection.fake_error is None for rejection in probed.rejected)
-
-
-def test_what_needs_data_is_no_refusal(registry: Registry) -> None:
-    @registry.custom_op("probe_tests::positive", mutates_args=())
-    def positive(x: Tensor) -> Tensor:
-        return x[x > 0]
-
-    @positive.register_fake
-    def _(x: Tensor) -> Any:
-        return x[x > 0] if bool((x > 0).all()) else x
-
-    probed = probe(derive(Trial(positive._opoverload, (torch.randn(3),)), effort="quick"))
-    assert probed.accepted
-    assert not probed.refused_by_fake
