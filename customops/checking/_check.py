@@ -78,6 +78,8 @@ Step = tuple[int, int, str]
 Outcome = tuple[tuple[Result, ...], tuple[Failure, ...], tuple[str, ...]]
 #: How many inputs of a sample are accepted at most.
 _INPUTS: dict[Effort, int | None] = {"quick": 12, "normal": 60, "thorough": None}
+#: Those that are made of each further sample, which mostly show the same.
+_MORE_INPUTS: dict[Effort, int | None] = {"quick": 12, "normal": 30, "thorough": None}
 #: Seconds of processor time after which a check, or the search for inputs, is ended: of slow operators, that is. It
 #: is reported.
 _SLOW: dict[Effort, float] = {"quick": 2.0, "normal": 10.0, "thorough": 600.0}
@@ -404,6 +406,7 @@ class Run:
 
     def _accepted(self) -> Iterator[Case]:
         variation = variation_of(self.custom_op)
+        branches = Branches(self.samples[0]) if self.searches and _SEARCHING[self.effort] else None
         for number, sample in enumerate(self.samples, self.first):
             outcomes: dict[str, bool] = {}
             derived = derive(sample, variation, self.effort, number, outcomes)
@@ -411,10 +414,9 @@ class Run:
             # What this process keeps of calls, a fork of it before any does not have.
             fork = Fork(sample.op) if self._asks_first_calls and can_fork() and not sample.is_builtin else None
             try:
-                branches = Branches(sample) if self.searches and _SEARCHING[self.effort] else None
                 probed = probe(
                     self._announced(derived),
-                    at_most=_INPUTS[self.effort],
+                    at_most=_MORE_INPUTS[self.effort] if number else _INPUTS[self.effort],
                     seconds=_SLOW[self.effort],
                     branches=branches,
                     outcomes=outcomes,
