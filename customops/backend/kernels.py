@@ -258,7 +258,12 @@ class UserKernels:
 
     def _before(self, op: Any) -> Fn:
         name = _torch.library.name_of_overload(op)
-        return op.decompose if _is_composite(name) else self.own.get(name) or functools.partial(self.fallback, op)
+        if _is_composite(name):
+            return op.decompose  # type: ignore[no-any-return]
+        is_of_all = _torch.dispatcher.has_kernel(name, "CompositeExplicitAutograd")
+        if is_of_all and not _torch.dispatcher.has_kernel(name, "CPU") and name not in self.own:
+            return _torch.dispatcher.without_device_kernel(op)  # torch's for all devices, as `_foreach_add_`
+        return self.own.get(name) or functools.partial(self.fallback, op)
 
     @_torch.dynamo.outside_dynamo
     def _choose_attention(

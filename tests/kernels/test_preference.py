@@ -137,6 +137,7 @@ def test_names_are_looked_for_rarely(registry: Registry, ns: str, monkeypatch: A
     unknown = preference.unknown
     monkeypatch.setattr(preference, "unknown", lambda: looked.append(1) or unknown())
     monkeypatch.setattr(preference, "waiting", {})
+    monkeypatch.setattr(preference, "_looked", (0, 0))  # at the last look, of another test
     preference.expect("CUSTOMOPS_PREFER:1", "elsewhere::f", ("v2",))
     for i in range(40):
         Several(registry, f"{ns}::f{i}").op(ones(2))
