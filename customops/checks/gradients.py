@@ -190,7 +190,9 @@ class _Comparison(Differences):
 
     def _compare_common_shift(self, point: Tensors) -> None:
         """Where the function has kinks, ties perhaps, it may be smooth if all elements change alike."""
-        ones = [torch.full_like(x, max(self.scales)) for x in point]
+        # By the size of most of them: what is smooth beside small numbers need not be so for steps of the largest.
+        size = max((float(x.abs().median()) for x in point if x.numel()), default=0.0) or max(self.scales)
+        ones = [torch.full_like(x, size) for x in point]
         direction = [u if i in self.wanted else torch.zeros_like(u) for i, u in enumerate(ones)]
         if self._verdict(point, direction) != "differs":
             return

@@ -579,3 +579,39 @@ def test_a_gradient_that_the_last_digits_decide(registry: Registry, ns: str) -> 
         factor = torch.randn(size, size, generator=numbers, dtype=torch.float64, requires_grad=True)
         x = torch.randn(size, generator=numbers, dtype=torch.float64, requires_grad=True)
         assert run_check("test_gradients", update, (factor, x)).status == status
+
+
+def test_elements_beyond_a_number_that_is_passed(registry: Registry, ns: str) -> None:
+    """All of five are among the hundred largest."""
+
+    def largest(x: Tensor, k: int) -> Tensor:
+        at = x.argsort(dim=1, descending=True, stable=True)[:, :k]
+        return torch.full_like(x, -math.inf).scatter(1, at, x.gather(1, at))
+
+    def define(name: str, fn: Any) -> Any:
+        return registry.custom_op(f"{ns}::{name}", fn, mutates_args=(), schema="(Tensor x, int k) -> Tensor")
+
+    def forgets(x: Tensor, k: int) -> Tensor:
+        return torch.cat([x[:, :128] * 2, x[:, 128:]], 1)
+
+    args = torch.randn(1, 5), 100
+    assert run_check("test_batches", define("largest", largest), args).status != "failed"
+    assert run_check("test_batches", define("forgets", forgets), args).status == "failed"
+
+
+def test_a_common_step_is_as_small_as_most_elements(registry: Registry, ns: str) -> None:
+    """Steps that go by a million are longer than the period."""
+
+    def sincos(x: Tensor) -> tuple[Tensor, Tensor]:
+        angle = math.pi * x.fmod(2.0)
+        return torch.sin(angle), torch.cos(angle)
+
+    op = registry.custom_op(f"{ns}::sincos", sincos, mutates_args=())
+
+    def backward(ctx: Any, of_sin: Tensor, of_cos: Tensor) -> Tensor:
+        sin, cos = op(ctx.x)
+        return math.pi * (of_sin * cos - of_cos * sin)
+
+    op.register_autograd(backward, setup_context=lambda ctx, inputs, output: setattr(ctx, "x", inputs[0]))
+    x = torch.tensor([0.5, 1.0, -1.5, 1e6], dtype=torch.float64, requires_grad=True)
+    assert run_check("test_gradients", op, (x,)).status != "failed"
