@@ -545,7 +545,8 @@ def correct_functionalization(functional: Any) -> None:
 
     functional.try_use_slice, functional.can_auto_functionalize = try_use_slice, can_auto_functionalize
     for form in (functional.auto_functionalized, functional.auto_functionalized_v2):
-        handlers = [*form.py_kernels.values(), *form.python_key_table.values(), *form.functorch_table.values()]
+        tables = (getattr(form, each, {}) for each in ("py_kernels", "python_key_table", "functorch_table"))
+        handlers = [handler for table in tables for handler in table.values() if inspect.isfunction(handler)]
         inner = [cell.cell_contents for each in handlers for cell in each.__closure__ or ()]
         for handler in (type(form).__call__, *handlers, *filter(inspect.isfunction, inner)):
             _take_by_position(handler)
