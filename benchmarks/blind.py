@@ -1,7 +1,8 @@
 """What is found of ops by authors who did not know the checker, each measured once when it was new.
 
 The folders of `benchmarks/blind` are kept as they were written, until `tests/broken_ops` has their ops. `verify.py` in
-each proves by itself that the broken ops are wrong and their twins right. Each op is checked in a process of its own.
+each proves by itself that the broken ops are wrong and their twins right; it needs ``PYTHONPATH=benchmarks/blind``, where
+the registry of all is. Each op is checked in a process of its own.
 
     python benchmarks/blind.py kinds_45              # customops.check; --effort quick, opcheck, torch
     python benchmarks/blind.py kinds_45 --text rope  # what is said of some ops
@@ -48,12 +49,12 @@ def examine(case: Any, effort: str) -> tuple[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("corpus", choices=sorted(path.name for path in FOLDER.iterdir() if path.is_dir()))
+    parser.add_argument("corpus", choices=sorted(path.parent.name for path in FOLDER.glob("*/cases.py")))
     parser.add_argument("names", nargs="*", help="parts of names of ops; all by default")
     parser.add_argument("--effort", default="normal", choices=(*EFFORTS, "opcheck", "torch"))
     parser.add_argument("--text", action="store_true", help="print what is said")
     options = parser.parse_args()
-    sys.path.insert(0, str(FOLDER / options.corpus))
+    sys.path[:0] = [str(FOLDER / options.corpus), str(FOLDER)]  # the latter has the registry of all
     __import__("cases")
     registry: Any = __import__("registry")
     detection.warm_up()

@@ -109,6 +109,8 @@ class Reader(ast.NodeVisitor):
         imports = [node for node in _own(tree) if isinstance(node, (ast.Import, ast.ImportFrom))]
         there = {each.asname or each.name for node in imports if isinstance(node, ast.Import) for each in node.names}
         new = [f"import {module}" for module in self.modules if module not in there]
+        if not new:
+            return
         of_torch = (node for node in imports if any(f"{name}.".startswith("torch.") for name in _modules_of(node)))
         first = min(of_torch, key=lambda node: (node.lineno, node.col_offset), default=None)
         if first is not None:
@@ -116,7 +118,7 @@ class Reader(ast.NodeVisitor):
             is_after = self.lines[first.lineno - 1][:column].strip()  # of another statement in its line
             text = "".join(each + ("; " if is_after else "\n" + " " * column) for each in new)
             self.edits.append(Edit(first.lineno - 1, column, first.lineno - 1, column, text))
-        elif new:  # torch is imported in functions alone
+        else:  # torch is imported in functions alone
             above: list[ast.stmt] = [node for node in imports if getattr(node, "module", None) == "__future__"]
             above += tree.body[:1] if ast.get_docstring(tree) is not None else []
             comments = sum(1 for _ in itertools.takewhile(lambda line: line.startswith(b"#"), self.lines))
@@ -273,9 +275,10 @@ def _edited(lines: list[bytes], edits: list[Edit], first: int, ending: bytes = b
 
 
 def _own(scope: ast.AST) -> Iterator[ast.AST]:
-    """The nodes in a module or function that are not in a function or class of it."""
+    """The nodes in a module or function that run with it: not in a function or class of it, nor for type checkers."""
     for node in ast.iter_child_nodes(scope):
-        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)):
+        is_typing = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+        if not is_typing and not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)):
             yield node
             yield from _own(node)
 

@@ -69,6 +69,17 @@ def shards(tensor: torch.Tensor, placement: Any, size: int) -> list[torch.Tensor
     return _chunks(tensor, placement.dim, size) if isinstance(placement, public().Shard) else None
 
 
+def joined(parts: Sequence[torch.Tensor], placement: Any) -> torch.Tensor | None:
+    """The tensor of which these are the `shards`, if the placement splits it."""
+    dim = getattr(placement, "dim", None)
+    if dim is None:
+        return None
+    whole = torch.cat([*parts], dim)
+    places = torch.arange(whole.shape[dim]).reshape([-1 if d == dim else 1 for d in range(whole.dim())])
+    order = torch.cat(shards(places, placement, len(parts)) or [places], dim)
+    return whole.index_select(dim, order.flatten().argsort().to(whole.device))
+
+
 def _chunks(tensor: torch.Tensor, dim: int, count: int) -> list[torch.Tensor]:
     """As `torch.chunk`, with parts that are empty, if there are too few elements."""
     length = tensor.shape[dim]

@@ -552,14 +552,14 @@ def correct_functionalization(functional: Any) -> None:
             _take_by_position(handler)
 
 
+_OWN_PARAMETERS = ("self", "mode", "interpreter", "ctx", "_mutable_op")
+
+
 def _take_by_position(handler: Any) -> None:
     """Keep the first parameters of a function apart from arguments of an op that are called the same, as ``mode``."""
     code = handler.__code__
-    own = itertools.takewhile(_OF_HANDLERS.__contains__, code.co_varnames[: code.co_argcount])
+    own = itertools.takewhile(_OWN_PARAMETERS.__contains__, code.co_varnames[: code.co_argcount])
     handler.__code__ = code.replace(co_posonlyargcount=len([*own]))
-
-
-_OF_HANDLERS = ("self", "mode", "interpreter", "ctx", "_mutable_op")
 
 
 #: The modes of selective checkpointing, and of a checkpoint that is compiled: in the forward, and when it is repeated.

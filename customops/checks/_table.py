@@ -53,9 +53,11 @@ def samples(cases: Sequence[Case], effort: Effort) -> Iterable[Case]:
 
 
 def forms(cases: Sequence[Case], effort: Effort) -> Iterable[Case]:
-    """One sample of each form, at most two: what traces a call sees no more of its arguments than this."""
-    found = [*{_form(case): case for case in reversed(list(samples(cases, effort)))}.values()]
-    return reversed(found) if effort == "thorough" else found[: -3 if len(found) > 2 else None : -1]
+    """The first sample of each form, at most two of them: what traces a call does not see values of tensors."""
+    found: dict[Any, Case] = {}
+    for case in samples(cases, effort):
+        found.setdefault(_form(case), case)
+    return [*found.values()][: None if effort == "thorough" else 2]
 
 
 def _form(case: Case) -> Any:
@@ -78,7 +80,12 @@ def promised(cases: Sequence[Case], effort: Effort) -> Iterable[Case]:
     if effort == "thorough" or not all(case.trial.fake_is_reference for case in cases):
         return cases
     seen: Counter[str] = Counter()
-    return [case for case in cases if case.is_named or (not seen.update([case.kind]) and seen[case.kind] <= 6)]
+    picked = []
+    for case in cases:
+        seen[case.kind] += 1
+        if case.is_named or seen[case.kind] <= 6:
+            picked.append(case)
+    return picked
 
 
 def of_kinds(

@@ -14,6 +14,7 @@ left out. Digits that are lost in a difference, as by exp(x) - 1 near zero, are 
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -298,15 +299,7 @@ def _check_wider(trial: Trial, expected: Results) -> bool:
     # One size is made large, by repetition, and elements lose their signs, so that sums grow.
     for old in sorted({size for tensor in trial.tensors for size in tensor.shape if 1 < size < _LARGE[0]}):
         for new in _large_sizes(trial, old):
-
-            def larger(_name: str, tensor: torch.Tensor, old: int = old, new: int = new) -> torch.Tensor:
-                for dim, size in enumerate(tensor.shape):
-                    if size == old:
-                        tensor = tensor.index_select(dim, (torch.arange(new) % size).to(tensor.device))
-                if not tensor.is_floating_point():  # lengths grow, too
-                    return torch.where(tensor == old, new, tensor).to(tensor.dtype) if is_integer(tensor) else tensor
-                return tensor.abs()
-
+            larger = functools.partial(_grown, old, new)
             # Gradients are sums, of more terms now, of which much may cancel.
             large, start = replace(trial.map_tensors(larger), scale=4 * trial.scale), time.thread_time()
             results = attempt(large) or {}
@@ -318,6 +311,15 @@ def _check_wider(trial: Trial, expected: Results) -> bool:
                 _compare_with_wider(large, dtype, results, trial, larger)
             break
     return tried
+
+
+def _grown(old: int, new: int, _name: str, tensor: torch.Tensor) -> torch.Tensor:
+    for dim, size in enumerate(tensor.shape):
+        if size == old:
+            tensor = tensor.index_select(dim, (torch.arange(new) % size).to(tensor.device))
+    if not tensor.is_floating_point():  # lengths grow, too
+        return torch.where(tensor == old, new, tensor).to(tensor.dtype) if is_integer(tensor) else tensor
+    return tensor.abs()
 
 
 def _large_sizes(trial: Trial, old: int) -> Iterator[int]:

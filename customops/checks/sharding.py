@@ -230,15 +230,12 @@ def _numbers(tensor: torch.Tensor, seed: int) -> torch.Tensor:
 
 def _joined(values: list[Any], placement: Any, rtol: float | None) -> tuple[Any, str | None]:
     """The whole of which these are the parts along one dimension of a mesh; or why they are none."""
-    if not placement.is_replicate() and not placement.is_partial():
-        dim = placement.dim
-        try:
-            whole = torch.cat(values, dim)
-            places = torch.arange(whole.shape[dim]).reshape([-1 if d == dim else 1 for d in range(whole.dim())])
-            parts = _torch.distributed.shards(places, placement, len(values)) or []
-            return whole.index_select(dim, torch.cat(parts, dim).flatten().argsort().to(whole.device)), None
-        except (RuntimeError, IndexError):
-            return None, f"shapes {[tuple(each.shape) for each in values]}, to be joined in dimension {dim}"
+    try:
+        whole = _torch.distributed.joined(values, placement)
+    except (RuntimeError, IndexError):
+        return None, f"shapes {[tuple(each.shape) for each in values]}, to be joined in dimension {placement.dim}"
+    if whole is not None:
+        return whole, None
     differs = next(filter(None, (difference(each, values[0], rtol=rtol, scale=1.0) for each in values[1:])), None)
     if not placement.is_partial():
         return values[0], differs and f"it is said to be replicated, and differs between processes: {differs}"

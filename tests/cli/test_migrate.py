@@ -142,6 +142,19 @@ def test_an_import_that_is_there_is_enough(run: Command, here: Path) -> None:
     assert Path("placed.py").read_text() == f"import customops.legacy\n{changed}"
 
 
+def test_nothing_is_to_change_where_the_import_is_there(run: Command, here: Path) -> None:
+    Path("there.py").write_text("import torch\nimport customops\ntorch.library.opcheck\n")
+    _, out, _ = run("migrate", "there.py")
+    assert "1 place in 1 file" in out
+
+
+def test_what_type_checkers_import_is_not_there(run: Command, here: Path) -> None:
+    source = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import customops\n    from torch import Tensor\n"
+    Path("typed.py").write_text(f"{source}import torch\ntorch.library.opcheck\n")
+    assert run("migrate", "typed.py", "--write").code == 0
+    assert Path("typed.py").read_text() == f"{source}import customops\nimport torch\ncustomops.opcheck\n"
+
+
 def test_names_that_are_bound_again(run: Command, here: Path) -> None:
     """By what is no name of torch: the name stays what it is elsewhere in the file."""
     source = """\
