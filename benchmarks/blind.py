@@ -1,8 +1,8 @@
 """What is found of ops by authors who did not know the checker, each measured once when it was new.
 
 The folders of `benchmarks/blind` are kept as they were written, until `tests/broken_ops` has their ops. `verify.py` in
-each proves by itself that the broken ops are wrong and their twins right; it needs ``PYTHONPATH=benchmarks/blind``, where
-the registry of all is. Each op is checked in a process of its own.
+each proves by itself that the broken ops are wrong and their twins right; ``PYTHONPATH=benchmarks/blind`` gives it the
+registry that all share. Each op is checked in a process of its own.
 
     python benchmarks/blind.py kinds_45              # customops.check; --effort quick, opcheck, torch
     python benchmarks/blind.py kinds_45 --text rope  # what is said of some ops
