@@ -264,6 +264,7 @@ def _report_of(run: Run, in_forks: bool, shown: bool | None) -> Report:
     """Make a run, with ``mylib::op [#####-----] 12/30 test_vmap`` on stderr, by default of terminals only."""
     is_shown = sys.stderr.isatty() if shown is None else shown
     last, before, width = 0.0, "", 0
+    _torch.tensors.fake_mode()  # loads, in seconds, what each fork would load for itself, and what no limit is to count
     with alone():
         start = time.perf_counter()
         try:
@@ -627,7 +628,6 @@ def isolated(run: Run) -> Iterator[Step]:
         problem = "isolate=True forks the process, which CUDA does not survive once it is in use"
         fix = "call check(..., isolate=True) before anything uses CUDA, or with tensors on the CPU"
         raise UsageError(problem, argument="isolate", fix=fix)
-    _torch.tensors.fake_mode()  # loads what each fork would load for itself
     with tempfile.TemporaryDirectory() as directory:
         place = Path(directory) / "step"
         while True:

@@ -18,7 +18,7 @@ from helpers.warm import PYTHON
 from torch import Tensor
 
 import customops
-from customops import CustomOpDef, Registry
+from customops import CustomOpDef, Registry, _torch
 from customops._cli.check import check_one, line_of
 from customops.checking import _check
 from customops.checks import CHECKS, UsageError
@@ -400,6 +400,22 @@ def test_what_was_left_out_is_in_the_verdict(
     line = line_of(check_one(op, {"effort": "quick", "isolate": False}), 100)
     assert line.startswith("ok")
     assert "incomplete: inputs left out (-1 s)" in line
+
+
+def test_loading_counts_for_no_check(registry: Registry, ns: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new process takes seconds to load what fakes need, more than a check has at effort "quick"."""
+    load, start = _torch.tensors.fake_mode, time.process_time()
+
+    def load_slowly() -> Any:
+        while time.process_time() < start + 0.3:
+            pass
+        return load()
+
+    monkeypatch.setattr(_torch.tensors, "fake_mode", load_slowly)
+    monkeypatch.setitem(_check._SLOW, "quick", 0.2)
+    op = registry.custom_op(f"{ns}::copy", torch.clone, schema="(Tensor x) -> Tensor", mutates_args=())
+    op.register_fake(torch.empty_like)
+    assert customops.check(op, [(torch.ones(2),)], effort="quick", only="test_faketensor", isolate=False).complete
 
 
 def test_waiting_takes_no_processor_time(registry: Registry, ns: str, monkeypatch: pytest.MonkeyPatch) -> None:
