@@ -188,7 +188,7 @@ def aot_function(fn: Callable[..., Any], *, dynamic: bool) -> Callable[..., Any]
     return aot.aot_function(  # type: ignore[no-any-return]
         fn,
         fw_compiler=lambda graph, _inputs: aot.make_boxed_func(graph),
-        partition_fn=partitioners.min_cut_rematerialization_partition,
+        partition_fn=partitioners.default_partition,
         keep_inference_input_mutations=True,
         dynamic=dynamic,
     )

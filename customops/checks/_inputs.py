@@ -11,7 +11,7 @@ import mmap
 import os
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, TypeVar
 
 import torch
@@ -24,6 +24,7 @@ _T = TypeVar("_T")
 #: Copies start at a multiple of this many bytes from the original's storage, as CUDA's allocator aligns.
 _ALIGNMENT = 512
 _SEED = 0
+_NUMBERS = (int, float, bool, type(None), str, torch.dtype)
 
 _lock = threading.RLock()
 
@@ -62,15 +63,35 @@ def copy_tensors(tree: _T, *, leaves: bool = False, bare: bool = False, unseen: 
     Between their elements, the copies have what is in the original memory, or zeros if `bare`. Copies on the CPU are at
     addresses that no tensor had before if `unseen`.
     """
-    values, spec = _torch.tensors.tree_flatten(tree)
-    originals = {id(value): value for value in values if isinstance(value, torch.Tensor)}
-    groups: dict[int, list[torch.Tensor]] = {}
-    for tensor in filter(is_plain, originals.values()):
-        groups.setdefault(_torch.tensors.storage_id(tensor), []).append(tensor)
-    blocks = {storage: _Block(group, bare=bare, unseen=unseen) for storage, group in groups.items()}
-    copies = {key: _copy(tensor, blocks, leaf=leaves or tensor.is_leaf) for key, tensor in originals.items()}
-    copied: _T = _torch.tensors.tree_unflatten([copies.get(id(value), value) for value in values], spec)
+    originals = {id(tensor): tensor for tensor in tensors_in(tree)}
+    if not (bare or unseen) and _are_simple(originals.values(), leaves=leaves):
+        with torch.no_grad():
+            copies = {key: x.clone().requires_grad_(x.requires_grad) for key, x in originals.items()}
+    else:
+        groups: dict[int, list[torch.Tensor]] = {}
+        for tensor in filter(is_plain, originals.values()):
+            groups.setdefault(_torch.tensors.storage_id(tensor), []).append(tensor)
+        blocks = {storage: _Block(group, bare=bare, unseen=unseen) for storage, group in groups.items()}
+        copies = {key: _copy(tensor, blocks, leaf=leaves or tensor.is_leaf) for key, tensor in originals.items()}
+    copied: _T = _torch.tensors.tree_map(lambda value: copies.get(id(value), value), tree)
     return copied
+
+
+def _are_simple(tensors: Collection[torch.Tensor], *, leaves: bool) -> bool:
+    """Is a clone of each all that there is to copy? So it is of contiguous ones that have a storage to themselves."""
+    storages = set()
+    for tensor in tensors:
+        if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or not (leaves or tensor.is_leaf):
+            return False
+        if not is_plain(tensor) or not is_ordinary(tensor) or not tensor.numel():
+            return False
+        storage = tensor.untyped_storage()
+        if storage.nbytes() != tensor.numel() * tensor.element_size():
+            return False
+        if tensor.device.type != "meta" and torch.cuda.is_available() and tensor.is_pinned():
+            return False
+        storages.add(_torch.tensors.storage_id(tensor))
+    return len(storages) == len(tensors)
 
 
 class _Block:
@@ -182,21 +203,35 @@ def quiet() -> Iterator[None]:
 @contextlib.contextmanager
 def seeded(tree: Any) -> Iterator[None]:
     """Fix the seeds of the CPU and of the devices in `tree`; generators, those in `tree` too, are put back."""
-    leaves = [leaf.device if isinstance(leaf, torch.Tensor) else leaf for leaf in _torch.tensors.tree_leaves(tree)]
-    devices = {leaf for leaf in leaves if isinstance(leaf, torch.device) and leaf.type not in ("cpu", "meta")}
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(torch.random.fork_rng(devices=[]))
-        torch.default_generator.manual_seed(_SEED)
-        for leaf in leaves:
-            if isinstance(leaf, torch.Generator):
-                stack.callback(leaf.set_state, leaf.get_state())
-        for device in devices:
-            module = torch.get_device_module(device.type)
-            if not hasattr(module, "get_rng_state"):
-                continue  # a device without random numbers
-            # MPS has one device, and its functions take no index.
-            where = () if device.type == "mps" else (device.index or 0,)
-            stack.callback(module.set_rng_state, module.get_rng_state(*where), *where)
-            with module.device(*where) if where and hasattr(module, "device") else contextlib.nullcontext():
-                module.manual_seed(_SEED)
-        yield
+    leaves, devices = _torch.tensors.tree_leaves(tree), set()
+    saved = [(torch.default_generator, torch.default_generator.get_state())]
+    for leaf in leaves:
+        if isinstance(leaf, torch.Tensor):
+            devices.add(leaf.device)
+        elif type(leaf) in _NUMBERS:  # the question below takes long
+            continue
+        elif isinstance(leaf, torch.device):
+            devices.add(leaf)
+        elif isinstance(leaf, torch.Generator):
+            saved.append((leaf, leaf.get_state()))
+    torch.default_generator.manual_seed(_SEED)
+    try:
+        with contextlib.ExitStack() as stack:
+            for device in devices:
+                if device.type not in ("cpu", "meta"):
+                    _seed(device, stack)
+            yield
+    finally:
+        for generator, state in saved:
+            generator.set_state(state)
+
+
+def _seed(device: torch.device, stack: contextlib.ExitStack) -> None:
+    module = torch.get_device_module(device.type)
+    if not hasattr(module, "get_rng_state"):
+        return  # a device without random numbers
+    # MPS has one device, and its functions take no index.
+    where = () if device.type == "mps" else (device.index or 0,)
+    stack.callback(module.set_rng_state, module.get_rng_state(*where), *where)
+    with module.device(*where) if where and hasattr(module, "device") else contextlib.nullcontext():
+        module.manual_seed(_SEED)

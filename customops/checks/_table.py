@@ -76,16 +76,20 @@ def everything(cases: Sequence[Case], effort: Effort) -> Iterable[Case]:
 
 
 def promised(cases: Sequence[Case], effort: Effort) -> Iterable[Case]:
-    """Every input; some of each kind, if the fake impl is the reference, with which kernels are compared on all."""
+    """Every input; some of each kind, if the fake impl is the reference, with which kernels are compared on all.
+
+    Then inputs that differ in their data alone are one: the reference promises the same for them.
+    """
     if effort == "thorough" or not all(case.trial.fake_is_reference for case in cases):
         return cases
     seen: Counter[str] = Counter()
-    picked = []
+    picked: dict[Any, Case] = {}
     for case in cases:
-        seen[case.kind] += 1
-        if case.is_named or seen[case.kind] <= 6:
-            picked.append(case)
-    return picked
+        if (key := case.trial.without_data) not in picked:
+            seen[case.kind] += 1
+            if case.is_named or seen[case.kind] <= 6:
+                picked[key] = case
+    return picked.values()
 
 
 def of_kinds(

@@ -136,6 +136,18 @@ class Trial:
         args = tuple(values.pop(name, value) for name, value in zip(names, self.args, strict=False))
         return replace(self, args=args, kwargs=self.kwargs | values, first=None)
 
+    @cached_property
+    def without_data(self) -> tuple[Any, ...]:
+        """What a fake impl sees of the call: all but the elements of tensors."""
+
+        def of(value: Any) -> Any:
+            if isinstance(value, torch.Tensor):
+                strides = value.stride() if value.layout is torch.strided and not value.is_nested else None
+                return value.dtype, value.shape, strides, value.layout, value.device, value.requires_grad
+            return repr(value)
+
+        return (*((name, str(_torch.tensors.tree_map(of, value))) for name, value in self.arguments.items()),)
+
     @property
     def is_builtin(self) -> bool:
         """True for one of torch's own operators."""
@@ -204,13 +216,15 @@ class Trial:
 
 
 @contextlib.contextmanager
-def as_operator(fn: Callable[..., Any], schema: str) -> Iterator[Any]:
-    """A function as an operator, of `schema` without a name, within the block."""
+def as_operator(fn: Callable[..., Any], schema: str, *, is_plain: bool = False) -> Iterator[Any]:
+    """A function as an operator, of `schema` without a name, within the block. A plain one gives the gradients, too."""
     registry = Registry()
     try:
         op = registry.custom_op(
             f"customops_check::function_{next(_numbers)}", fn, schema=schema, mutates_args=(), check="never"
         )
+        if is_plain:
+            op.register_reference(fn)
         yield op._opoverload
     finally:
         registry.clear()
@@ -228,7 +242,7 @@ def of_reference(trial: Trial) -> Iterator[Trial]:
     def plain(*args: Any, **kwargs: Any) -> Any:
         return _torch.tensors.tree_map(copy_of, function(*args, **kwargs))  # it may return an input
 
-    with as_operator(plain, f"({schema}") as op:
+    with as_operator(plain, f"({schema}", is_plain=True) as op:
         yield replace(trial, op=op, reference=None, first=None)
 
 

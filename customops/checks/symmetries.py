@@ -133,7 +133,8 @@ def _is_believed(sample: Trial, agreeing: Sequence[Trial], broken: Trial, label:
     as large in each dimension: the windows of a pooling have one element each in small tensors. And it has to be the
     sizes: with the arguments without tensors that `broken` has, such as an exponent, the tensors of the sample follow,
     or are refused; and integers, such as indices, of which longer ones repeat, have the sizes of a call that follows.
-    A number of windows that is a size of the tensor makes windows of one element, too.
+    A number of windows that is a size of the tensor makes windows of one element, too; and windows overlap that are
+    longer than the step between them. So a number is as large, smaller or larger, against each size, in another call.
     """
 
     leaves = _torch.tensors.tree_leaves
@@ -147,13 +148,13 @@ def _is_believed(sample: Trial, agreeing: Sequence[Trial], broken: Trial, label:
     def indices(trial: Trial) -> list[torch.Size]:
         return [tensor.shape for tensor in trial.tensors if is_integer(tensor)]
 
-    def same_as_numbers(trial: Trial) -> list[tuple[bool, ...]]:
+    def beside_numbers(trial: Trial) -> list[tuple[bool, bool]]:
         numbers = [n for n in leaves(list(trial.arguments.values())) if type(n) is int]
-        return [tuple(n == size for n in numbers) for size in sizes(trial)]
+        return [(n < size, n > size) for n, size in itertools.product(numbers, sizes(trial))]
 
     if any(all(of(each) != of(broken) for each in agreeing) for of in (parities, indices)):
         return False
-    alike = [each for each in agreeing if same_as_numbers(each) == same_as_numbers(broken)]
+    alike = [each for each in agreeing if beside_numbers(each) == beside_numbers(broken)]
     if not any(all(map(operator.ge, sizes(each), sizes(broken))) for each in alike):
         return False
     # The law is one of values, as beside a threshold, if the sample does not follow it with those of `broken`.

@@ -38,6 +38,7 @@ class Branches:
         of_kernels = set(self.jumps)
         self._add([self._fake] if self._fake is not None else [])
         self._of_fake = self.jumps.keys() - of_kernels  #: alone
+        self._seen_by_fake: set[Any] = set()
 
     def _add(self, functions: Sequence[Any]) -> None:
         for function in functions_of(functions):
@@ -54,9 +55,13 @@ class Branches:
         return not self.jumps
 
     def run_fake(self, trial: Trial) -> None:
-        """Call the fake impl if there are jumps in it alone, on tensors without data, which are cheaper than fakes."""
-        if self._of_fake.isdisjoint(self.jumps):
+        """Call the fake impl if there are jumps in it alone, on tensors without data, which are cheaper than fakes.
+
+        It goes the same way for inputs that differ in their data alone.
+        """
+        if self._of_fake.isdisjoint(self.jumps) or trial.without_data in self._seen_by_fake:
             return
+        self._seen_by_fake.add(trial.without_data)
         with contextlib.suppress(Exception):  # it may refuse them, or need a fake
             bare = trial.map_tensors(
                 lambda _, x: torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
