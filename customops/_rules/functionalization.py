@@ -77,6 +77,9 @@ def bind(operator: OperatorHandle, kernel: Fn | None) -> None:
         # Counts the write, and calls the kernel of the device where it is what comes next, as at Autograd.
         function = function_at("ADInplaceOrView", operator, lambda: (_count_write(operator), None))
         operator.impl(function, "ADInplaceOrView", with_keyset=True)
+    if writes:
+        for key in ("Conjugate", "Negative"):
+            operator.impl(_on_plain(operator), key, with_keyset=True)
 
 
 def _rule(operator: OperatorHandle, writes: bool, kernel: Fn | None) -> Fn:
@@ -133,6 +136,27 @@ def _count_write(operator: OperatorHandle) -> Callable[..., Any]:
             increment_version(written(args, kwargs))
 
     return _torch.dynamo.outside_dynamo(general)
+
+
+def _on_plain(operator: OperatorHandle) -> Callable[..., Any]:
+    """Run the op on copies of tensors that are conjugated, or negated, when they are read; then write these.
+
+    torch's own kernel for such tensors takes it that an op that writes returns its first argument.
+    """
+    overload, written = operator.overload, _written(operator.schema)
+
+    def rule(keyset: Any, *args: Any, **kwargs: Any) -> Any:
+        lazy = {id(x): x for x in tensors_in((args, kwargs)) if x.is_conj() or x.is_neg()}
+        with _torch.dispatcher.below_autograd():
+            plain = {key: x.resolve_conj().resolve_neg() for key, x in lazy.items()}
+            others = _torch.tensors.tree_map(lambda value: plain.get(id(value), value), (args, kwargs))
+            result = overload.redispatch(keyset - _torch.dispatcher.LAZY_KEYS, *others[0], **others[1])
+            for key in {id(x) for x in written(args, kwargs)} & lazy.keys():
+                lazy[key].copy_(plain[key])
+        given = {id(copy): lazy[key] for key, copy in plain.items()}
+        return _torch.tensors.tree_map(lambda value: given.get(id(value), value), result)
+
+    return _torch.dynamo.outside_dynamo(rule)
 
 
 def _run_again(mode: Any, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:

@@ -26,6 +26,8 @@ DispatchKeySet: Any = _C.DispatchKeySet
 #: Keys below Autograd, and below ADInplaceOrView: ``keyset & after_autograd`` is where a kernel redispatches to.
 after_autograd: Any = _C._after_autograd_keyset
 after_adinplaceorview: Any = _C._after_ADInplaceOrView_keyset
+#: Keys of tensors that are to be conjugated, or negated, when they are read.
+LAZY_KEYS: Any = DispatchKeySet(DispatchKey.Conjugate) | DispatchKeySet(DispatchKey.Negative)
 #: Guard object: while it lives, dispatch starts below the autograd keys (``with below_autograd():``).
 below_autograd: Any = _C._AutoDispatchBelowAutograd
 #: Dispatch key of a device type: "cpu" -> "CPU" (RuntimeError listing the device types torch knows).

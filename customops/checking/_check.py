@@ -569,9 +569,7 @@ class Run:
 
     def _is_of_reference(self, name: str, trial: Trial, error: CheckError) -> bool:
         """Does the same check find the same of the reference function? Then it is what the operator is to compute."""
-        if trial.reference is None or trial.schema.mutated:
-            return False
-        if name not in _NOT_OF_ALL or not _NOT_OF_ALL[name].match(error.problem):
+        if trial.reference is None or name not in _NOT_OF_ALL or not _NOT_OF_ALL[name].match(error.problem):
             return False
         try:
             with of_reference(trial) as reference, self.limits.applied(times=10):

@@ -216,12 +216,14 @@ class Trial:
 
 
 @contextlib.contextmanager
-def as_operator(fn: Callable[..., Any], schema: str, *, is_plain: bool = False) -> Iterator[Any]:
+def as_operator(
+    fn: Callable[..., Any], schema: str, *, is_plain: bool = False, written: Sequence[str] = ()
+) -> Iterator[Any]:
     """A function as an operator, of `schema` without a name, within the block. A plain one gives the gradients, too."""
     registry = Registry()
     try:
         op = registry.custom_op(
-            f"customops_check::function_{next(_numbers)}", fn, schema=schema, mutates_args=(), check="never"
+            f"customops_check::function_{next(_numbers)}", fn, schema=schema, mutates_args=written, check="never"
         )
         if is_plain:
             op.register_reference(fn)
@@ -235,6 +237,7 @@ def of_reference(trial: Trial) -> Iterator[Trial]:
     """The same call of the reference function, as an operator."""
     function: Any = trial.reference
     _, _, schema = str(_torch.schema.schema_of(trial.op)).partition("(")
+    written = [argument.name for argument in trial.schema.mutated]
 
     def copy_of(value: Any) -> Any:
         return value.clone() if isinstance(value, torch.Tensor) else value
@@ -242,7 +245,8 @@ def of_reference(trial: Trial) -> Iterator[Trial]:
     def plain(*args: Any, **kwargs: Any) -> Any:
         return _torch.tensors.tree_map(copy_of, function(*args, **kwargs))  # it may return an input
 
-    with as_operator(plain, f"({schema}", is_plain=True) as op:
+    # One that writes returns what the schema says that it returns, and has no gradients.
+    with as_operator(function if written else plain, f"({schema}", is_plain=not written, written=written) as op:
         yield replace(trial, op=op, reference=None, first=None)
 
 

@@ -283,6 +283,23 @@ def test_a_law_that_the_reference_breaks_is_none(registry: Registry, ns: str) ->
     assert customops.check(without, sample, only="test_batches").failures
 
 
+def test_a_law_that_the_reference_of_an_op_that_writes_breaks_is_none(registry: Registry, ns: str) -> None:
+    """Elements of a row look like a batch while its mask is short."""
+
+    def plain(x: Tensor, mask: Tensor) -> Tensor:
+        at = torch.arange(x.shape[1])
+        return x.masked_fill((mask[:, at // 32] >> (at % 32)) & 1 == 0, 0.0)
+
+    @registry.custom_op(f"{ns}::mask_", mutates_args=("x",), differentiable=False, reference=plain)
+    def mask_(x: Tensor, mask: Tensor) -> None:
+        x.copy_(plain(x, mask))
+
+    sample = [(torch.tensor([[1.0, 2.0]]), torch.tensor([[32]]))]
+    results = customops.check(mask_, sample, only="test_batches").results
+    assert not [each for each in results if each.status == "failed"]
+    assert "what is expected here does not hold for the reference either" in {each.reason for each in results}
+
+
 def test_a_second_derivative_beside_a_pole_is_that_of_the_reference(registry: Registry, ns: str) -> None:
     """Differences have no digits there."""
 
@@ -308,6 +325,25 @@ def test_windows_that_do_not_overlap_show_no_law(registry: Registry, ns: str) ->
     for seed in range(4):
         frames = torch.rand(2, 3, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
         assert run_check("test_symmetries", overlap_add, (frames, 3)).status != "failed"
+
+
+def test_what_an_op_leaves_as_it_was_follows_no_law(registry: Registry, ns: str) -> None:
+    """A rotation of part of each head: in the sample it is all of it."""
+
+    @registry.custom_op(f"{ns}::rotate_", mutates_args=("q", "k"), differentiable=False)
+    def rotate_(at: Tensor, q: Tensor, k: Tensor, turns: Tensor) -> None:
+        torch._check(turns.shape[1] % 2 == 0 and turns.shape[1] <= q.shape[2] and at.dtype is torch.int64)
+        torch._check(q.shape[0] == k.shape[0] == at.shape[0] and q.shape[2] == k.shape[2])
+        half, by = turns.shape[1] // 2, turns[at]
+        cos, sin = by[:, None, :half], by[:, None, half:]
+        for x in (q, k):
+            a, b = x[..., :half].clone(), x[..., half : 2 * half].clone()
+            x[..., : 2 * half] = torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+
+    for seed in range(4):
+        numbers = torch.Generator().manual_seed(seed)
+        q, k, turns = (torch.randn(*shape, generator=numbers) for shape in ((3, 4, 2), (3, 2, 2), (5, 2)))
+        assert run_check("test_symmetries", rotate_, (torch.tensor([0, 1, 1]), q, k, turns)).status != "failed"
 
 
 def test_padding_by_a_size_is_symbolic(registry: Registry, ns: str) -> None:
