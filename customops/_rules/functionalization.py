@@ -32,6 +32,7 @@ from customops._dispatch.registrations import Registration, Undo, lock, nothing
 from customops._dispatch.results import mutated_results
 from customops._dispatch.rule import Rule
 from customops._schema.model import Schema
+from customops._torch.schema import Tag
 from customops._torch.tensors import tensors_in
 from customops.errors import CallbackError, UnsupportedError, brief
 
@@ -77,7 +78,7 @@ def bind(operator: OperatorHandle, kernel: Fn | None) -> None:
         # Counts the write, and calls the kernel of the device where it is what comes next, as at Autograd.
         function = function_at("ADInplaceOrView", operator, lambda: (_count_write(operator), None))
         operator.impl(function, "ADInplaceOrView", with_keyset=True)
-    if writes:
+    if writes and not {Tag.inplace, Tag.out} & {*operator.tags}:
         for key in ("Conjugate", "Negative"):
             operator.impl(_on_plain(operator), key, with_keyset=True)
 
@@ -141,7 +142,7 @@ def _count_write(operator: OperatorHandle) -> Callable[..., Any]:
 def _on_plain(operator: OperatorHandle) -> Callable[..., Any]:
     """Run the op on copies of tensors that are conjugated, or negated, when they are read; then write these.
 
-    torch's own kernel for such tensors takes it that an op that writes returns its first argument.
+    torch's own kernel for such tensors takes it that an op returns what it writes, as in-place and out ops do.
     """
     overload, written = operator.overload, _written(operator.schema)
 
@@ -149,8 +150,9 @@ def _on_plain(operator: OperatorHandle) -> Callable[..., Any]:
         lazy = {id(x): x for x in tensors_in((args, kwargs)) if x.is_conj() or x.is_neg()}
         with _torch.dispatcher.below_autograd():
             plain = {key: x.resolve_conj().resolve_neg() for key, x in lazy.items()}
-            others = _torch.tensors.tree_map(lambda value: plain.get(id(value), value), (args, kwargs))
-            result = overload.redispatch(keyset - _torch.dispatcher.LAZY_KEYS, *others[0], **others[1])
+        others = _torch.tensors.tree_map(lambda value: plain.get(id(value), value), (args, kwargs))
+        result = overload.redispatch(keyset - _torch.dispatcher.LAZY_KEYS, *others[0], **others[1])
+        with _torch.dispatcher.below_adinplaceorview():  # the write was counted there
             for key in {id(x) for x in written(args, kwargs)} & lazy.keys():
                 lazy[key].copy_(plain[key])
         given = {id(copy): lazy[key] for key, copy in plain.items()}

@@ -30,6 +30,8 @@ after_adinplaceorview: Any = _C._after_ADInplaceOrView_keyset
 LAZY_KEYS: Any = DispatchKeySet(DispatchKey.Conjugate) | DispatchKeySet(DispatchKey.Negative)
 #: Guard object: while it lives, dispatch starts below the autograd keys (``with below_autograd():``).
 below_autograd: Any = _C._AutoDispatchBelowAutograd
+#: The same, below ADInplaceOrView: a write is not counted.
+below_adinplaceorview: Any = _C._AutoDispatchBelowADInplaceOrView
 #: Dispatch key of a device type: "cpu" -> "CPU" (RuntimeError listing the device types torch knows).
 device_key: Callable[[str], str] = _C._dispatch_key_for_device
 #: Is a text the name of a dispatch key?

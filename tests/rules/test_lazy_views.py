@@ -17,7 +17,7 @@ from customops import Registry, SameAs
 VIEWS: dict[str, Callable[[], Tensor]] = {
     "conjugate": lambda: torch.randn(4, dtype=torch.complex64).conj(),
     "negative": lambda: torch.randn(4, dtype=torch.complex64).conj().imag,
-    "both": lambda: torch.randn(4, dtype=torch.complex64).conj().imag[1:].flip(0),
+    "part": lambda: torch.randn(4, dtype=torch.complex64).conj().imag[1:],
 }
 pytestmark = pytest.mark.parametrize("make", VIEWS.values(), ids=VIEWS)
 
@@ -36,7 +36,7 @@ def test_the_write_reaches_the_memory(registry: Registry, ns: str, make: Callabl
         version = None if x.is_inference() else x._version
         assert_close(axpy_(y, x), expected * 2)
         assert_close(x, expected)
-        assert version is None or x._version > version
+        assert version is None or x._version == version + 1
 
 
 def test_an_in_place_op_returns_its_argument(registry: Registry, ns: str, make: Callable[[], Tensor]) -> None:

@@ -125,6 +125,11 @@ def differs_on_purpose(case: Case, ours: dict[str, Any], theirs: dict[str, Any])
         ours = {**ours, "log": theirs["log"]}  # 2.15 calls simple ops of its own past the profiler
         if not keys(ours, theirs):
             return True
+    if case.writes and case.has("conjugate", "negative") and is_raised(theirs["result"], RuntimeError):
+        # Its kernel for these takes it that an op that writes returns what it writes, and takes no lists.
+        texts = ("Expected Tensor but got", "MathBitsFallback", "support mutable TensorLists")
+        if any(text in str(theirs["result"].error) for text in texts) and not is_raised(ours["result"], Exception):
+            return True
     if case.context == "vmap" and is_raised(theirs["result"], RuntimeError):
         return True  # torch has no fallback for lists
     if case.context == "vmap" and is_raised(theirs["result"], SystemError):
