@@ -230,13 +230,13 @@ def _is_rounding(trial: Trial, name: str, actual: Any, expected: Any) -> bool:
     """Is a result no further off than those for inputs that differ by rounding? Sums in which much cancels are not."""
 
     def distance(one: Any) -> float | None:
-        """How far apart the elements are; None if they cannot be compared so."""
+        """How far apart the finite elements are; None if they cannot be compared so."""
         if not isinstance(one, torch.Tensor) or one.shape != expected.shape or one.layout is not torch.strided:
             return None
-        if not one.numel():
+        finite = expected.isfinite()
+        if not finite.any() or not torch.equal(one.isfinite(), finite):
             return None
-        far = float((one.to(torch.float64) - expected.to(torch.float64)).abs().max())
-        return far if far < float("inf") else None
+        return float((one[finite].to(torch.float64) - expected[finite].to(torch.float64)).abs().max())
 
     def contiguous(_name: str, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.contiguous() if tensor.layout is torch.strided else tensor
@@ -299,11 +299,12 @@ def _is_wide(value: Any, tolerance: float) -> bool:
 
 
 def _is_nearly_zero(trial: Trial, value: Any) -> bool:
-    """Are all elements small beside those of the inputs? Then they may be what rounding leaves of differences."""
+    """Are all finite elements small beside those of the inputs? They may be what rounding leaves of differences."""
     if not isinstance(value, torch.Tensor) or not value.is_floating_point() or value.layout is not torch.strided:
         return False
-    largest = [float(x.abs().max()) for x in trial.tensors if x.is_floating_point() and x.numel()]
-    return bool((value.abs() <= tolerance_of(value.dtype) * max(largest, default=0.0)).all())
+    finite = [x[x.isfinite()].abs() for x in trial.tensors if x.is_floating_point() and x.layout is torch.strided]
+    largest = max((float(x.max()) for x in finite if x.numel()), default=0.0)
+    return bool((value[value.isfinite()].abs() <= tolerance_of(value.dtype) * largest).all())
 
 
 def copied(value: Any) -> Any:

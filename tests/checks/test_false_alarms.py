@@ -327,6 +327,25 @@ def test_windows_that_do_not_overlap_show_no_law(registry: Registry, ns: str) ->
         assert run_check("test_symmetries", overlap_add, (frames, 3)).status != "failed"
 
 
+def test_what_rounding_leaves_beside_nan_is_no_fault(registry: Registry, ns: str) -> None:
+    """Of a * b - b * a a kernel with fused steps has the rounding of one product; all other results are NaN."""
+
+    def plain(x: Tensor) -> Tensor:
+        torch._check(x.dtype is torch.float32)
+        a, b = x.double().unbind(1)
+        return ((a * b).float().double() - a * b).to(x.dtype)
+
+    @registry.custom_op(f"{ns}::areas", mutates_args=(), differentiable=False, reference=plain)
+    def areas(x: Tensor) -> Tensor:
+        torch._check(x.dtype is torch.float32)
+        a, b = x.unbind(1)
+        return a * b - b * a
+
+    x = torch.rand(4, 2)
+    x[1:] = float("inf")
+    assert not customops.check(areas, [(x,)], only="test_kernels").failures
+
+
 def test_what_an_op_leaves_as_it_was_follows_no_law(registry: Registry, ns: str) -> None:
     """A rotation of part of each head: in the sample it is all of it."""
 
