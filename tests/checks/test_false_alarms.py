@@ -313,6 +313,23 @@ def test_a_second_derivative_beside_a_pole_is_that_of_the_reference(registry: Re
     assert result.reason == "what is expected here does not hold for the reference either"
 
 
+def test_a_gradient_is_as_precise_as_that_of_the_reference(registry: Registry, ns: str) -> None:
+    def plain(x: Tensor) -> Tensor:
+        return x.exp().log().clamp(max=80)  # its gradient overflows where it does not
+
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return grad * x.exp() / x.exp()
+
+    with_reference = registry.custom_op(f"{ns}::f", lambda x: plain(x), schema="(Tensor x) -> Tensor", reference=plain)
+    without = registry.custom_op(f"{ns}::g", lambda x: x.clone(), schema="(Tensor x) -> Tensor", mutates_args=())
+    without.register_fake(torch.empty_like)
+    without.register_autograd(backward, setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs))
+    sample = [(torch.randn(4, requires_grad=True),)]
+    assert not customops.check(with_reference, sample, only="test_backward").failures
+    assert customops.check(without, sample, only="test_backward").failures
+
+
 def test_windows_that_do_not_overlap_show_no_law(registry: Registry, ns: str) -> None:
     @registry.custom_op(f"{ns}::overlap_add", mutates_args=(), differentiable=False)
     def overlap_add(frames: Tensor, hop: int) -> Tensor:
