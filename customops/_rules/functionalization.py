@@ -17,6 +17,7 @@ it is under AOTAutograd, the front of inductor. An export keeps the op.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -29,7 +30,7 @@ from customops._dispatch import callbacks
 from customops._dispatch.callbacks import Fn, filler
 from customops._dispatch.operator import OperatorHandle
 from customops._dispatch.registrations import Registration, Undo, lock, nothing
-from customops._dispatch.results import mutated_results
+from customops._dispatch.results import given, mutated_results
 from customops._dispatch.rule import Rule
 from customops._schema.model import Schema
 from customops._torch.schema import Tag
@@ -144,19 +145,29 @@ def _on_plain(operator: OperatorHandle) -> Callable[..., Any]:
 
     torch's own kernel for such tensors takes it that an op returns what it writes, as in-place and out ops do.
     """
-    overload, written = operator.overload, _written(operator.schema)
+    overload, schema = operator.overload, operator.schema
 
     def rule(keyset: Any, *args: Any, **kwargs: Any) -> Any:
-        lazy = {id(x): x for x in tensors_in((args, kwargs)) if x.is_conj() or x.is_neg()}
+        tensors = [(each, x) for each, value in given(schema, args, kwargs) for x in tensors_in((value,))]
+        lazy = {id(x): x for _, x in tensors if x.is_conj() or x.is_neg()}
+        for (argument, x), (other, y) in itertools.product(tensors, repeat=2):
+            if argument.is_mutated and id(x) in lazy and x is not y and _torch.tensors.may_overlap(x, y):
+                raise UnsupportedError(
+                    "the op writes to a conjugate or negative view, and another tensor of the call has the same memory",
+                    op=operator.qualname,
+                    argument=argument.name,
+                    got=f"memory that {other.name} has, too",
+                    fix="pass x.resolve_conj().resolve_neg(), and copy what was written to where it belongs",
+                )
         with _torch.dispatcher.below_autograd():
             plain = {key: x.resolve_conj().resolve_neg() for key, x in lazy.items()}
         others = _torch.tensors.tree_map(lambda value: plain.get(id(value), value), (args, kwargs))
-        result = overload.redispatch(keyset - _torch.dispatcher.LAZY_KEYS, *others[0], **others[1])
+        result = overload.redispatch(keyset - _torch.dispatcher.lazy_keys, *others[0], **others[1])
         with _torch.dispatcher.below_adinplaceorview():  # the write was counted there
-            for key in {id(x) for x in written(args, kwargs)} & lazy.keys():
+            for key in {id(x) for argument, x in tensors if argument.is_mutated} & lazy.keys():
                 lazy[key].copy_(plain[key])
-        given = {id(copy): lazy[key] for key, copy in plain.items()}
-        return _torch.tensors.tree_map(lambda value: given.get(id(value), value), result)
+        back = {id(copy): lazy[key] for key, copy in plain.items()}
+        return _torch.tensors.tree_map(lambda value: back.get(id(value), value), result)
 
     return _torch.dynamo.outside_dynamo(rule)
 

@@ -27,7 +27,7 @@ DispatchKeySet: Any = _C.DispatchKeySet
 after_autograd: Any = _C._after_autograd_keyset
 after_adinplaceorview: Any = _C._after_ADInplaceOrView_keyset
 #: Keys of tensors that are to be conjugated, or negated, when they are read.
-LAZY_KEYS: Any = DispatchKeySet(DispatchKey.Conjugate) | DispatchKeySet(DispatchKey.Negative)
+lazy_keys: Any = DispatchKeySet(DispatchKey.Conjugate) | DispatchKeySet(DispatchKey.Negative)
 #: Guard object: while it lives, dispatch starts below the autograd keys (``with below_autograd():``).
 below_autograd: Any = _C._AutoDispatchBelowAutograd
 #: The same, below ADInplaceOrView: a write is not counted.

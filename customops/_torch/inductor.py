@@ -25,9 +25,8 @@ from customops._torch.tensors import (
     is_lazy,
     known,
     known_to_differ,
+    may_overlap,
     memory_id,
-    overlap,
-    storage_id,
     tree_flatten,
     tree_unflatten,
     without_fresh_symbols,
@@ -393,7 +392,7 @@ def separate_reads(reinplace: Any) -> None:
             if isinstance(op, OpOverload) and hasattr(torch_op_of(op._name.replace("__writes", "")), "_definition"):
                 written, tensors = [*_written(node)], set(_arguments(node, written=True))
                 for read in dict.fromkeys(_arguments(node, written=False)):
-                    if read not in tensors and any(_may_overlap(read.meta["val"], each) for each in written):
+                    if read not in tensors and any(may_overlap(read.meta["val"], each) for each in written):
                         _copy(graph, node, read)
         original(graph)
 
@@ -439,17 +438,6 @@ def _copy(graph: torch.fx.Graph, node: torch.fx.Node, read: torch.fx.Node) -> No
         name: given if name == "_all_bases" else torch.fx.map_arg(given, lambda each: copy if each is read else each)
         for name, given in node.kwargs.items()
     }
-
-
-def _may_overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """May two tensors of a graph have an element in common?"""
-    if storage_id(one) != storage_id(other):
-        return False
-    numbers = [n for x in (one, other) for n in (x.storage_offset(), *x.shape, *x.stride())]
-    if not all(type(number) is int for number in numbers):
-        return True  # symbols
-    first, first_of_other = (int(x.storage_offset()) * x.element_size() for x in (one, other))
-    return overlap(one, other, first, first_of_other)
 
 
 # Patterns of inductor: plain code in a graph that is replaced by a call of an op --------------------------------------

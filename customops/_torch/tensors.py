@@ -390,6 +390,17 @@ def overlap(one: torch.Tensor, other: torch.Tensor, first: int, first_of_other: 
     return not _are_disjoint(_extent(one, first), _extent(other, first_of_other))
 
 
+def may_overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """May two tensors, fakes too, have an element in common?"""
+    if memory_or_id(one) != memory_or_id(other):
+        return False
+    numbers = [n for x in (one, other) for n in (x.storage_offset(), *x.shape, *x.stride())]
+    if not all(type(number) is int for number in numbers):
+        return True  # symbols
+    first, first_of_other = (int(x.storage_offset()) * x.element_size() for x in (one, other))
+    return overlap(one, other, first, first_of_other)
+
+
 def _extent(tensor: torch.Tensor, first: int) -> _Extent:
     width = tensor.element_size()
     dims = [(size, step * width) for size, step in zip(tensor.shape, tensor.stride(), strict=True) if size > 1]

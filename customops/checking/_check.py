@@ -97,16 +97,12 @@ _SHAPES = re.compile(r"shape|size|broadcast|dimension|out of bounds|out of range
 #: are left to the checks of results: many a kernel takes by accident what it is not meant for.
 _OF_VALUES = ("number", "choice", "optional", "value", "padding", "index")
 #: What these expect need not hold for the reference function either: it was learnt from some calls, or is what most
-#: operators promise of rounding and of points where they are not smooth. By the check, what such problems say.
+#: operators promise of rounding and of points where they are not smooth. By the check, how such problems begin.
 _NOT_OF_ALL = {
-    "test_batches": re.compile(""),
-    "test_permutations": re.compile(""),
-    "test_symmetries": re.compile(""),
-    "test_precision": re.compile(""),
-    "test_stability": re.compile(""),
-    "test_backward": re.compile("of the gradients: "),
-    "test_gradients": re.compile("the gradients at a kink, or a tie"),
-    "test_second_order": re.compile("the second derivative is wrong"),
+    **dict.fromkeys(("test_batches", "test_permutations", "test_symmetries", "test_precision", "test_stability"), ""),
+    "test_backward": "of the gradients: ",
+    "test_gradients": "the gradients at a kink, or a tie",
+    "test_second_order": "the second derivative is wrong",
 }
 #: What differs in the messages of one cause: numbers, dtypes.
 _VARYING = re.compile(r"\d+|torch\.\w+")
@@ -570,7 +566,8 @@ class Run:
 
     def _is_of_reference(self, name: str, trial: Trial, error: CheckError) -> bool:
         """Does the same check find the same of the reference function? Then it is what the operator is to compute."""
-        if trial.reference is None or name not in _NOT_OF_ALL or not _NOT_OF_ALL[name].match(error.problem):
+        start = _NOT_OF_ALL.get(name)
+        if trial.reference is None or start is None or not error.problem.startswith(start):
             return False
         try:
             with of_reference(trial) as reference, self.limits.applied(times=10):

@@ -24,7 +24,6 @@ _T = TypeVar("_T")
 #: Copies start at a multiple of this many bytes from the original's storage, as CUDA's allocator aligns.
 _ALIGNMENT = 512
 _SEED = 0
-_NUMBERS = (int, float, bool, type(None), str, torch.dtype)
 
 _lock = threading.RLock()
 
@@ -79,19 +78,16 @@ def copy_tensors(tree: _T, *, leaves: bool = False, bare: bool = False, unseen: 
 
 def _are_simple(tensors: Collection[torch.Tensor], *, leaves: bool) -> bool:
     """Is a clone of each all that there is to copy? So it is of contiguous ones that have a storage to themselves."""
-    storages = set()
+    if not all(map(is_plain, tensors)) or len({*map(_torch.tensors.storage_id, tensors)}) != len(tensors):
+        return False
     for tensor in tensors:
         if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or not (leaves or tensor.is_leaf):
             return False
-        if not is_plain(tensor) or not is_ordinary(tensor) or not tensor.numel():
+        if not is_ordinary(tensor) or tensor.untyped_storage().nbytes() != tensor.numel() * tensor.element_size():
             return False
-        storage = tensor.untyped_storage()
-        if storage.nbytes() != tensor.numel() * tensor.element_size():
+        if torch.cuda.is_available() and tensor.is_pinned():
             return False
-        if tensor.device.type != "meta" and torch.cuda.is_available() and tensor.is_pinned():
-            return False
-        storages.add(_torch.tensors.storage_id(tensor))
-    return len(storages) == len(tensors)
+    return True
 
 
 class _Block:
@@ -208,9 +204,7 @@ def seeded(tree: Any) -> Iterator[None]:
     for leaf in leaves:
         if isinstance(leaf, torch.Tensor):
             devices.add(leaf.device)
-        elif type(leaf) in _NUMBERS:  # the question below takes long
-            continue
-        elif isinstance(leaf, torch.device):
+        elif type(leaf) is torch.device:
             devices.add(leaf)
         elif isinstance(leaf, torch.Generator):
             saved.append((leaf, leaf.get_state()))

@@ -233,10 +233,11 @@ def _is_rounding(trial: Trial, name: str, actual: Any, expected: Any) -> bool:
         """How far apart the finite elements are; None if they cannot be compared so."""
         if not isinstance(one, torch.Tensor) or one.shape != expected.shape or one.layout is not torch.strided:
             return None
-        finite = expected.isfinite()
+        one, other = one.double(), expected.double()
+        finite = other.isfinite()
         if not finite.any() or not torch.equal(one.isfinite(), finite):
             return None
-        return float((one[finite].to(torch.float64) - expected[finite].to(torch.float64)).abs().max())
+        return float((one - other)[finite].abs().max())
 
     def contiguous(_name: str, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.contiguous() if tensor.layout is torch.strided else tensor
@@ -302,9 +303,9 @@ def _is_nearly_zero(trial: Trial, value: Any) -> bool:
     """Are all finite elements small beside those of the inputs? They may be what rounding leaves of differences."""
     if not isinstance(value, torch.Tensor) or not value.is_floating_point() or value.layout is not torch.strided:
         return False
-    finite = [x[x.isfinite()].abs() for x in trial.tensors if x.is_floating_point() and x.layout is torch.strided]
-    largest = max((float(x.max()) for x in finite if x.numel()), default=0.0)
-    return bool((value[value.isfinite()].abs() <= tolerance_of(value.dtype) * largest).all())
+    inputs = [x.double().abs() for x in trial.tensors if x.is_floating_point() and x.layout is torch.strided]
+    largest = max((float(x.nan_to_num(0.0, 0.0).max()) for x in inputs if x.numel()), default=0.0)
+    return bool((value.double().nan_to_num(0.0, 0.0, 0.0).abs() <= tolerance_of(value.dtype) * largest).all())
 
 
 def copied(value: Any) -> Any:

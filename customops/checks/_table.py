@@ -83,7 +83,7 @@ def promised(cases: Sequence[Case], effort: Effort) -> Iterable[Case]:
     if effort == "thorough" or not all(case.trial.fake_is_reference for case in cases):
         return cases
     seen: Counter[str] = Counter()
-    picked: dict[Any, Case] = {}
+    picked: dict[str, Case] = {}
     for case in cases:
         if (key := case.trial.without_data) not in picked:
             seen[case.kind] += 1

@@ -137,8 +137,8 @@ class Trial:
         return replace(self, args=args, kwargs=self.kwargs | values, first=None)
 
     @cached_property
-    def without_data(self) -> tuple[Any, ...]:
-        """What a fake impl sees of the call: all but the elements of tensors."""
+    def without_data(self) -> str:
+        """What a fake impl sees of the call, as a text that differs where it does: all but the elements of tensors."""
 
         def of(value: Any) -> Any:
             if isinstance(value, torch.Tensor):
@@ -146,7 +146,7 @@ class Trial:
                 return value.dtype, value.shape, strides, value.layout, value.device, value.requires_grad
             return repr(value)
 
-        return (*((name, str(_torch.tensors.tree_map(of, value))) for name, value in self.arguments.items()),)
+        return str(_torch.tensors.tree_map(of, self.arguments))
 
     @property
     def is_builtin(self) -> bool:

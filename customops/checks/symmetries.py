@@ -134,7 +134,8 @@ def _is_believed(sample: Trial, agreeing: Sequence[Trial], broken: Trial, label:
     sizes: with the arguments without tensors that `broken` has, such as an exponent, the tensors of the sample follow,
     or are refused; and integers, such as indices, of which longer ones repeat, have the sizes of a call that follows.
     A number of windows that is a size of the tensor makes windows of one element, too; and windows overlap that are
-    longer than the step between them. So a number is as large, smaller or larger, against each size, in another call.
+    longer than the step between them. So in a call that follows, the integers that are passed have to be smaller than
+    the same sizes, or equal, or larger.
     """
 
     leaves = _torch.tensors.tree_leaves

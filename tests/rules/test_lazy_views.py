@@ -9,9 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
+from torch.func import vmap
 from torch.testing import assert_close
+from torch.utils.checkpoint import checkpoint
 
 from customops import Registry, SameAs
+from customops.errors import UnsupportedError
 
 #: Each a view of memory that holds other numbers.
 VIEWS: dict[str, Callable[[], Tensor]] = {
@@ -53,6 +56,7 @@ def test_an_in_place_op_returns_its_argument(registry: Registry, ns: str, make: 
 def test_a_list_that_is_written(registry: Registry, ns: str, make: Callable[[], Tensor]) -> None:
     @registry.custom_op(f"{ns}::double_", mutates_args=("xs",))
     def double_(xs: list[Tensor]) -> None:
+        assert not any(x.is_conj() or x.is_neg() for x in xs)
         for x in xs:
             x *= 2
 
@@ -104,3 +108,46 @@ def test_fakes(registry: Registry, ns: str, make: Callable[[], Tensor]) -> None:
     x, y = mode.from_tensor(make()), mode.from_tensor(make())
     with mode:
         assert add_(x, y) is x
+
+
+def test_two_views_of_one_memory(registry: Registry, ns: str, make: Callable[[], Tensor]) -> None:
+    """Copies of both would lose one of the writes. The parts of one tensor, as of a fused projection, are in order."""
+
+    @registry.custom_op(f"{ns}::add_", mutates_args=("x", "y"))
+    def add_(x: Tensor, y: Tensor) -> None:
+        x += 1
+        y += 1
+
+    x = make()
+    before = x.clone()
+    with pytest.raises(UnsupportedError, match="another tensor of the call has the same memory"):
+        add_(x, x[:])
+    assert_close(x, before)
+    add_(x[:1], x[1:])
+    assert_close(x, before + 1)
+
+
+def test_transforms(registry: Registry, ns: str, make: Callable[[], Tensor]) -> None:
+    @registry.custom_op(f"{ns}::scale_", mutates_args=("x",))
+    def scale_(x: Tensor, by: float) -> None:
+        assert not any((x.is_conj(), x.is_neg()))
+        x *= by
+
+    scale_.register_autograd(lambda ctx, grad: (grad * 3, None))
+    scale_.register_vmap("sequential")
+    is_complex = make().is_complex()
+
+    def view(z: Tensor) -> Tensor:
+        return z.conj() if is_complex else z.conj().imag
+
+    def f(z: Tensor) -> Tensor:
+        x = view(z * 1)
+        scale_(x, 3.0)
+        return x * 2
+
+    z = torch.randn(2, 3, dtype=torch.complex64)
+    assert_close(checkpoint(f, z, use_reentrant=False), view(z) * 6)
+    if is_complex:  # torch has no batching rule for negative views
+        assert_close(vmap(f)(z), view(z) * 6)
+    gradient = torch.func.grad(lambda z: f(z).abs().sum())(z)
+    assert_close(gradient, torch.func.grad(lambda z: (view(z) * 6).abs().sum())(z))

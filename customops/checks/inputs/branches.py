@@ -38,7 +38,7 @@ class Branches:
         of_kernels = set(self.jumps)
         self._add([self._fake] if self._fake is not None else [])
         self._of_fake = self.jumps.keys() - of_kernels  #: alone
-        self._seen_by_fake: set[Any] = set()
+        self._seen_by_fake: set[str] = set()
 
     def _add(self, functions: Sequence[Any]) -> None:
         for function in functions_of(functions):
