@@ -143,7 +143,7 @@ def _count_write(operator: OperatorHandle) -> Callable[..., Any]:
 def _on_plain(operator: OperatorHandle) -> Callable[..., Any]:
     """Run the op on copies of tensors that are conjugated, or negated, when they are read; then write these.
 
-    torch's own kernel for such tensors takes it that an op returns what it writes, as in-place and out ops do.
+    torch's own kernel for such tensors assumes that an op returns what it writes, which only in-place and out ops do.
     """
     overload, schema = operator.overload, operator.schema
 
@@ -160,9 +160,9 @@ def _on_plain(operator: OperatorHandle) -> Callable[..., Any]:
                     fix="pass x.resolve_conj().resolve_neg(), and copy what was written to where it belongs",
                 )
         with _torch.dispatcher.below_autograd():
-            plain = {key: x.resolve_conj().resolve_neg() for key, x in lazy.items()}
+            plain = {key: x.clone() for key, x in lazy.items()}  # modes see it, as they do in torch
         others = _torch.tensors.tree_map(lambda value: plain.get(id(value), value), (args, kwargs))
-        result = overload.redispatch(keyset - _torch.dispatcher.lazy_keys, *others[0], **others[1])
+        result = overload.redispatch(keyset & _torch.dispatcher.after_lazy, *others[0], **others[1])
         with _torch.dispatcher.below_adinplaceorview():  # the write was counted there
             for key in {id(x) for argument, x in tensors if argument.is_mutated} & lazy.keys():
                 lazy[key].copy_(plain[key])

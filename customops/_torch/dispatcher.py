@@ -26,8 +26,8 @@ DispatchKeySet: Any = _C.DispatchKeySet
 #: Keys below Autograd, and below ADInplaceOrView: ``keyset & after_autograd`` is where a kernel redispatches to.
 after_autograd: Any = _C._after_autograd_keyset
 after_adinplaceorview: Any = _C._after_ADInplaceOrView_keyset
-#: Keys of tensors that are to be conjugated, or negated, when they are read.
-lazy_keys: Any = DispatchKeySet(DispatchKey.Conjugate) | DispatchKeySet(DispatchKey.Negative)
+#: The same, below those of tensors that are to be conjugated, or negated, when they are read.
+after_lazy: Any = after_adinplaceorview - DispatchKeySet(DispatchKey.Conjugate) - DispatchKeySet(DispatchKey.Negative)
 #: Guard object: while it lives, dispatch starts below the autograd keys (``with below_autograd():``).
 below_autograd: Any = _C._AutoDispatchBelowAutograd
 #: The same, below ADInplaceOrView: a write is not counted.
