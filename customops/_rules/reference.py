@@ -158,8 +158,10 @@ class Reference:
         if any(like is not None for like in self.likes):
             arguments = {argument.name: value for argument, value in given(self.schema, args, kwargs)}
             for i, like in enumerate(self.likes):
-                if like is not None and isinstance(values[i], Tensor):
-                    values[i] = self._with_strides(values[i], like, arguments)
+                if like is not None:
+                    leaves, spec = _torch.tensors.tree_flatten(values[i])  # a return may be a list
+                    laid_out = [self._with_strides(x, like, arguments) if isinstance(x, Tensor) else x for x in leaves]
+                    values[i] = _torch.tensors.tree_unflatten(laid_out, spec)
         return self.returns(_own(values, args, kwargs), args, kwargs)
 
     def _with_strides(self, value: Tensor, like: str | torch.memory_format, arguments: dict[str, Any]) -> Tensor:

@@ -76,15 +76,17 @@ _REFUSE["broadcast"] = _REFUSE["size"]
 Step = tuple[int, int, str]
 #: Results, failures, and what was left out.
 Outcome = tuple[tuple[Result, ...], tuple[Failure, ...], tuple[str, ...]]
-#: How many inputs of a sample are accepted at most.
-_INPUTS: dict[Effort, int | None] = {"quick": 12, "normal": 60, "thorough": None}
-#: Those that are made of each further sample, which mostly show the same.
-_MORE_INPUTS: dict[Effort, int | None] = {"quick": 12, "normal": 30, "thorough": None}
+#: How many inputs of the first sample are accepted at most, and of each further one, which mostly show the same.
+_INPUTS: dict[Effort, tuple[int | None, int | None]] = {
+    "quick": (12, 12),
+    "normal": (60, 20),
+    "thorough": (None, None),
+}
 #: Seconds of processor time after which a check, or the search for inputs, is ended: of slow operators, that is. It
 #: is reported.
 _SLOW: dict[Effort, float] = {"quick": 2.0, "normal": 10.0, "thorough": 600.0}
-#: How many inputs are tried at most, to find some that take branches which no other takes.
-_SEARCHING: dict[Effort, int] = {"quick": 0, "normal": 250, "thorough": 20_000}
+#: How many changes of them are tried at most, to find inputs that take branches which no other takes.
+_SEARCHING: dict[Effort, tuple[int, int]] = {"quick": (0, 0), "normal": (250, 60), "thorough": (20_000, 20_000)}
 #: The same after which nothing more is tried, but for what has begun. That is reported, too.
 _LATE: dict[Effort, float] = {"quick": 10.0, "normal": 60.0, "thorough": 3600.0}
 _PATIENCE = 2.0  #: seconds before the line of progress is shown
@@ -413,7 +415,7 @@ class Run:
 
     def _accepted(self) -> Iterator[Case]:
         variation = variation_of(self.custom_op)
-        branches = Branches(self.samples[0]) if self.searches and _SEARCHING[self.effort] else None
+        branches = Branches(self.samples[0]) if self.searches and any(_SEARCHING[self.effort]) else None
         for number, sample in enumerate(self.samples, self.first):
             outcomes: dict[str, bool] = {}
             derived = derive(sample, variation, self.effort, number, outcomes)
@@ -423,13 +425,13 @@ class Run:
             try:
                 probed = probe(
                     self._announced(derived),
-                    at_most=_MORE_INPUTS[self.effort] if number else _INPUTS[self.effort],
+                    at_most=_INPUTS[self.effort][number > 0],
                     seconds=_SLOW[self.effort],
                     branches=branches,
                     outcomes=outcomes,
                     limits=self.limits,
                 )
-                limits = (_SEARCHING[self.effort], _SLOW[self.effort], self.limits)
+                limits = (_SEARCHING[self.effort][number > 0], _SLOW[self.effort], self.limits)
                 found = [] if branches is None else search(probed, variation, branches, *limits)
                 accepted = [*probed.accepted[:1], *found, *probed.accepted[1:]]
                 accepted = accepted if fork is None else fork.with_results(accepted)

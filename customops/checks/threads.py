@@ -23,8 +23,8 @@ from customops.checks._trial import Trial
 from customops.checks._variants import other_values
 from customops.errors import is_users
 
-_CALLS, _MOST_CALLS = 12, 60
-_BUDGET = 0.03  #: seconds of calls in each thread, where more than the fewest calls fit in
+_CALLS, _MOST_CALLS = 12, 30
+_BUDGET = 0.015  #: seconds of calls in each thread, where more than the fewest calls fit in
 _MOST_PAUSES = 120
 _PAUSE = 2e-5  #: seconds, at a line of Python
 _PATIENCE = 10.0  #: seconds, at the least, until calls that do not return are taken for stuck

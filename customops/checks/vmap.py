@@ -97,6 +97,7 @@ class _Calls:
         ]
         if any(attempt(self._with(element)) is None for element in self.elements[1:]):
             self.elements = [self.elements[0]] * _BATCH  # it does not take other values
+        self._known: dict[tuple[int, tuple[bool, ...]], list[Any]] = {}  #: results by element and what is batched
 
     def _with(self, tensors: list[Any]) -> Trial:
         return self.trial.replaced(dict(zip(map(id, self.tensors), tensors, strict=True)))
@@ -108,9 +109,12 @@ class _Calls:
 
     def element(self, row: int, dims: tuple[int | None, ...]) -> list[Any]:
         """The results for one element of a batch along these dimensions; tensors without one are not batched."""
-        mixed = [self.elements[0 if dim is None else row][i] for i, dim in enumerate(dims)]
-        # Copies: the next call may write there, which is another fault.
-        return _torch.tensors.tree_leaves(results_of(self._with(mixed)))
+        key = row, tuple(dim is None for dim in dims)
+        if key not in self._known:
+            mixed = [self.elements[0 if dim is None else row][i] for i, dim in enumerate(dims)]
+            # Copies: the next call may write there, which is another fault.
+            self._known[key] = _torch.tensors.tree_leaves(results_of(self._with(mixed)))
+        return self._known[key]
 
 
 class _Plan(NamedTuple):

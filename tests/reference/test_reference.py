@@ -187,6 +187,18 @@ def test_strides(registry: Registry, ns: str, like: Any) -> None:
     assert made.stride() == ((3, 1, 1) if like is torch.contiguous_format else torch.empty_like(x[:, :, 1:]).stride())
 
 
+def test_strides_of_the_results_in_a_list(registry: Registry, ns: str) -> None:
+    def fn(xs: list[Tensor]) -> tuple[list[Tensor], Tensor]:
+        return [(2 * x).contiguous() for x in xs], torch.zeros(0)
+
+    op = registry.custom_op(f"{ns}::f", fn, mutates_args=())
+    op.register_reference(lambda xs: ([2 * x for x in xs], torch.zeros(0)), like=(torch.contiguous_format, None))
+    xs = [torch.rand(3, 2).t(), torch.rand(2, 4, 3).permute(2, 0, 1)]
+    made, _ = op([x.to("meta") for x in xs])
+    assert [x.stride() for x in made] == [x.stride() for x in op(xs)[0]]
+    assert not customops.check(op, [(xs,)], only="test_faketensor").failures
+
+
 def test_a_reference_that_returns_its_argument(registry: Registry, ns: str) -> None:
     def fn(x: Tensor) -> Tensor:
         return x.clone()
