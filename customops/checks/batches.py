@@ -215,6 +215,17 @@ def _is_believed(batch: _Batch) -> bool:
     return True
 
 
+def _is_shown(batch: _Batch, but: int) -> bool:
+    """Do results differ along the batch, and all of its tensors `but` one? Where all is equal, all looks like a batch."""
+
+    def differs(x: torch.Tensor, dim: int) -> bool:
+        first = torch.zeros(batch.count, dtype=torch.int64)
+        return difference(_rows(x, dim, first, batch.count), x, exact=True) is not None
+
+    differ = any(differs(batch.results[name], dim) for name, dim in batch.dims.items())
+    return differ and all(differs(batch.pools[i], dim) for i, dim in batch.group if i != but)
+
+
 def _check_integers(batch: _Batch) -> None:
     """Integers that are equal for all elements, lengths perhaps, need not be: the last element gets a smaller one."""
     tensors = batch.trial.distinct
@@ -239,7 +250,7 @@ def _check_integers(batch: _Batch) -> None:
                 # By such integers elements may be sorted.
                 if differs and all(difference(row, part, rtol=_tolerance(part)) for row in rows):
                     found[element] = f"{name}: {differs}"
-        if len(found) == 1:  # what is counted among all changes both
+        if len(found) == 1 and _is_shown(batch, i) and _is_believed(batch):  # what is counted among all changes both
             ((element, differs),) = found.items()
             label = next(label for _, label, x in batch.trial.named_tensors if x is integers)
             raise batch.trial.fault(

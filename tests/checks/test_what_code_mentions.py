@@ -369,6 +369,20 @@ def test_lengths_that_differ(registry: Registry, ns: str) -> None:
     assert report.failures[0].error.argument == "lengths"
 
 
+def test_equal_results_show_no_batch(registry: Registry, ns: str) -> None:
+    """The stop sequence is as long as there are rows, and no row ends with it: it looks like a part of the batch."""
+
+    def ends_with(tokens: Tensor, lengths: Tensor, stop: Tensor) -> Tensor:
+        stops = stop.tolist()
+        rows = zip(tokens.tolist(), lengths.tolist(), strict=True)
+        return torch.tensor([row[max(end - len(stops), 0) : end] == stops for row, end in rows])
+
+    op = registry.custom_op(f"{ns}::ends_with", ends_with, mutates_args=())
+    op.register_fake(lambda tokens, lengths, stop: tokens.new_empty(tokens.shape[0], dtype=torch.bool))
+    sample = torch.tensor([[1, 1, 2], [2, 3, 3]]), torch.tensor([3, 3]), torch.tensor([2, 2])
+    assert not customops.check(op, [sample], only="test_batches").failures
+
+
 def test_a_generator_goes_on(registry: Registry, ns: str) -> None:
     def jitter(x: Tensor, generator: Optional[torch.Generator] = None) -> Tensor:
         if generator is not None:
