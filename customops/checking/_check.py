@@ -77,11 +77,7 @@ Step = tuple[int, int, str]
 #: Results, failures, and what was left out.
 Outcome = tuple[tuple[Result, ...], tuple[Failure, ...], tuple[str, ...]]
 #: How many inputs of the first sample are accepted at most, and of each further one, which mostly show the same.
-_INPUTS: dict[Effort, tuple[int | None, int | None]] = {
-    "quick": (12, 12),
-    "normal": (60, 20),
-    "thorough": (None, None),
-}
+_INPUTS: dict[Effort, tuple[int, ...]] = {"quick": (12, 12), "normal": (60, 20), "thorough": (sys.maxsize, sys.maxsize)}
 #: Seconds of processor time after which a check, or the search for inputs, is ended: of slow operators, that is. It
 #: is reported.
 _SLOW: dict[Effort, float] = {"quick": 2.0, "normal": 10.0, "thorough": 600.0}

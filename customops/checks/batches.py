@@ -216,7 +216,7 @@ def _is_believed(batch: _Batch) -> bool:
 
 
 def _is_shown(batch: _Batch, but: int) -> bool:
-    """Do results differ along the batch, and all of its tensors `but` one? Where all is equal, all looks like a batch."""
+    """Do results, and all tensors `but` one, differ along the batch? Where all is equal, anything looks like one."""
 
     def differs(x: torch.Tensor, dim: int) -> bool:
         first = torch.zeros(batch.count, dtype=torch.int64)
