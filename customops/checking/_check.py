@@ -81,7 +81,7 @@ _INPUTS: dict[Effort, tuple[int, ...]] = {"quick": (12, 12), "normal": (60, 20),
 #: Seconds of processor time after which a check, or the search for inputs, is ended: of slow operators, that is. It
 #: is reported.
 _SLOW: dict[Effort, float] = {"quick": 2.0, "normal": 10.0, "thorough": 600.0}
-#: How many changes of them are tried at most, to find inputs that take branches which no other takes.
+#: How many more are tried at most, of the first sample and of each further one, for branches that no other takes.
 _SEARCHING: dict[Effort, tuple[int, int]] = {"quick": (0, 0), "normal": (250, 60), "thorough": (20_000, 20_000)}
 #: The same after which nothing more is tried, but for what has begun. That is reported, too.
 _LATE: dict[Effort, float] = {"quick": 10.0, "normal": 60.0, "thorough": 3600.0}

@@ -216,7 +216,7 @@ def _is_believed(batch: _Batch) -> bool:
 
 
 def _is_shown(batch: _Batch, but: int) -> bool:
-    """Do results, and all tensors `but` one, differ along the batch? Where all is equal, anything looks like one."""
+    """Do elements differ, in a result and in all tensors `but` one? Where all are equal, any dimension looks so."""
 
     def differs(x: torch.Tensor, dim: int) -> bool:
         first = torch.zeros(batch.count, dtype=torch.int64)
@@ -250,7 +250,8 @@ def _check_integers(batch: _Batch) -> None:
                 # By such integers elements may be sorted.
                 if differs and all(difference(row, part, rtol=_tolerance(part)) for row in rows):
                     found[element] = f"{name}: {differs}"
-        if len(found) == 1 and _is_shown(batch, i) and _is_believed(batch):  # what is counted among all changes both
+        # What is counted among all elements changes both.
+        if len(found) == 1 and _is_shown(batch, i) and _is_believed(batch):
             ((element, differs),) = found.items()
             label = next(label for _, label, x in batch.trial.named_tensors if x is integers)
             raise batch.trial.fault(

@@ -32,18 +32,8 @@ _TIMEOUT = 5.0  #: seconds for a call; a lock that another thread held in the pa
 _SECONDS = 1.0  #: of processor time for all calls of a sample
 _COMPILES = 0.2  #: seconds of processor time, after which a first call is taken to compile something
 #: How many inputs of a kind are called, of the first sample, and at most of each further one.
-_COUNTS = {
-    "sample": 1,
-    "number": 6,
-    "named": 6,
-    "choice": 4,
-    "dtype": 4,
-    "size": 4,
-    "optional": 3,
-    "value": 3,
-    "list": 2,
-}
-_OF_FURTHER = 2
+_MOST = {"sample": 1, "number": 6, "named": 6, "choice": 4, "dtype": 4, "size": 4, "optional": 3, "value": 3, "list": 2}
+_MOST_OF_FURTHER = 2
 _LENGTH = struct.Struct("<q")
 
 
@@ -112,8 +102,8 @@ class Fork:
         for case in cases:
             kind = "named" if case.is_named else case.kind
             counts[kind] += 1
-            most = _COUNTS.get(kind, 0)
-            if counts[kind] <= (min(most, _OF_FURTHER) if case.sample else most) and self._left > 0:
+            most = _MOST.get(kind, 0)
+            if counts[kind] <= (min(most, _MOST_OF_FURTHER) if case.sample else most) and self._left > 0:
                 results = self._results(case.trial)
                 case = replace(case, trial=replace(case.trial, first=results))
             found.append(case)

@@ -97,7 +97,7 @@ class _Calls:
         ]
         if any(attempt(self._with(element)) is None for element in self.elements[1:]):
             self.elements = [self.elements[0]] * _BATCH  # it does not take other values
-        self._known: dict[tuple[int, tuple[bool, ...]], list[Any]] = {}  #: results by element and what is batched
+        self._known: dict[Any, list[Any]] = {}  #: results, by element and which tensors are not batched
 
     def _with(self, tensors: list[Any]) -> Trial:
         return self.trial.replaced(dict(zip(map(id, self.tensors), tensors, strict=True)))
