@@ -138,15 +138,8 @@ class Trial:
 
     @cached_property
     def without_data(self) -> str:
-        """What a fake impl sees of the call, as a text that differs where it does: all but the elements of tensors."""
-
-        def of(value: Any) -> Any:
-            if isinstance(value, torch.Tensor):
-                strides = value.stride() if value.layout is torch.strided and not value.is_nested else None
-                return value.dtype, value.shape, strides, value.layout, value.device, value.requires_grad
-            return repr(value)
-
-        return str(_torch.tensors.tree_map(of, self.arguments))
+        """What a fake impl sees of the call, as a text that differs where it does."""
+        return without_data(self.arguments)
 
     @property
     def is_builtin(self) -> bool:
@@ -213,6 +206,18 @@ class Trial:
         """Raise NotExercised if an input is a tensor without data."""
         if any(_torch.tensors.is_abstract(tensor) for tensor in self.tensors):
             raise NotExercised("an input is a meta, fake or functorch tensor: there is no data to run the operator on")
+
+
+def without_data(tree: Any) -> str:
+    """All of nested lists, tuples and dicts but the elements of tensors, as a text."""
+
+    def of(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            strides = value.stride() if value.layout is torch.strided and not value.is_nested else None
+            return value.dtype, value.shape, strides, value.layout, value.device, value.requires_grad
+        return repr(value)
+
+    return str(_torch.tensors.tree_map(of, tree))
 
 
 @contextlib.contextmanager
@@ -366,3 +371,4 @@ class Case:
     label: str = ""  #: how it differs from its sample, for people: ``"x: transposed"``; empty for a sample as it is
     sample: int = 0  #: the number of the sample that it was made of
     is_named: bool = False  #: the code of the op mentions what was changed, or goes another way for it
+    results: str = ""  #: what the kernel gave, without data

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import dis
 import sys
 import types
 from collections.abc import Iterator, Sequence
@@ -20,7 +19,8 @@ import torch
 
 from customops.checks._trial import Case, Trial
 from customops.checks.inputs import shapes, values
-from customops.checks.inputs.constants import constants_of, functions_of
+from customops.checks.inputs.constants import Constants, constants_of, functions_of
+from customops.checks.inputs.jumps import jumps_of
 from customops.checks.inputs.parts import NORMAL, QUICK, Parts, Variation, in_turn
 
 _TOOL = 4  #: a number of `sys.monitoring` that no tool of Python's own has
@@ -31,8 +31,10 @@ class Branches:
 
     def __init__(self, trial: Trial) -> None:
         self._fake: Any = None if trial.custom_op is None else trial.custom_op._rules.fake.fn
-        #: The ways that were seen, by code and place; a jump that went both is left out.
+        self._types = [argument.type for argument in trial.schema.arguments]
+        #: The ways that were seen, by code and place; a jump that went all that there are is left out.
         self.jumps: dict[types.CodeType, dict[int, set[int]]] = {}
+        self._ways: dict[types.CodeType, dict[int, int]] = {}  #: how many there are
         self.count = 0  #: of ways that were seen
         self._add(trial.kernels)
         of_kernels = set(self.jumps)
@@ -42,16 +44,13 @@ class Branches:
 
     def _add(self, functions: Sequence[Any]) -> None:
         for function in functions_of(functions):
-            codes = [function.__code__]
-            for code in codes:
-                codes += [const for const in code.co_consts if isinstance(const, types.CodeType)]
-                jumps = [each.offset for each in dis.get_instructions(code) if _is_conditional(each.opname)]
-                if jumps:
-                    self.jumps[code] = {jump: set() for jump in jumps}
+            for code, ways in jumps_of(function, self._types):
+                if ways:
+                    self.jumps[code], self._ways[code] = {jump: set() for jump in ways}, ways
 
     @property
     def is_complete(self) -> bool:
-        """Went all of them both ways?"""
+        """Went all of them all ways?"""
         return not self.jumps
 
     def run_fake(self, trial: Trial) -> None:
@@ -104,7 +103,7 @@ class Branches:
             return
         ways.add(to)
         self.count += 1
-        if len(ways) == 2:
+        if len(ways) == self._ways[code][jump]:
             del jumps[jump]
         if not jumps:
             del self.jumps[code]
@@ -126,17 +125,14 @@ class Branches:
         return follow
 
 
-def _is_conditional(opname: str) -> bool:
-    return "JUMP" in opname and "_IF_" in opname
-
-
 def candidates(accepted: Sequence[Case], variation: Variation, found: Sequence[Case]) -> Iterator[Case]:
     """Inputs with two changes, those of what was `found` first: it grows while they are tried."""
     steps = [case for case in accepted if case.kind in ("number", "choice", "optional", "list", "dtype", "value")]
-    waiting = collections.deque(_changed(case, variation) for case in steps)
+    named = constants_of(accepted[0].trial)
+    waiting = collections.deque(_changed(case, variation, named) for case in steps)
     changed = 0
     while waiting or changed < len(found):
-        waiting.extendleft(_changed(case, variation) for case in found[changed:])
+        waiting.extendleft(_changed(case, variation, named) for case in found[changed:])
         changed = len(found)
         cases = waiting.popleft()
         if (case := next(cases, None)) is not None:
@@ -144,10 +140,9 @@ def candidates(accepted: Sequence[Case], variation: Variation, found: Sequence[C
             yield case
 
 
-def _changed(case: Case, variation: Variation) -> Iterator[Case]:
+def _changed(case: Case, variation: Variation, named: Constants) -> Iterator[Case]:
     """What can be made of an input by another change."""
     parts = Parts(case.trial, variation)
-    named = constants_of(case.trial)
     found = in_turn(
         [
             shapes.named_sizes(parts, named.sizes),

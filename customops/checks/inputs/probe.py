@@ -11,6 +11,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 
@@ -18,7 +19,7 @@ from customops.checks._inputs import as_ordinary, is_ordinary, seeded, tensors_i
 from customops.checks._limits import Limits, TookTooLong
 from customops.checks._outcome import is_mistake, processor_time
 from customops.checks._runs import attempt, difference
-from customops.checks._trial import Case, Trial
+from customops.checks._trial import Case, Trial, without_data
 from customops.checks.inputs.branches import Branches, candidates
 from customops.checks.inputs.parts import Parts, Spot, Variation, follow, is_integer
 from customops.checks.inputs.shapes import with_shapes
@@ -78,7 +79,7 @@ def probe(
                 with branches.recorded():
                     error, result = kernel_error(case.trial, limits)
                     branches.run_fake(case.trial)
-            is_large = processor_time() - before > SLOW_SECONDS or _elements(result) > HUGE_ELEMENTS
+            is_large = processor_time() - before > SLOW_SECONDS or _elements(tensors_in(result)) > HUGE_ELEMENTS
             is_index = error is None and case.kind == "padding" and _stands_for_an_index(case.trial, result)
         if is_large:
             limit = _elements(case.trial.tensors)
@@ -89,8 +90,7 @@ def probe(
         elif is_large and case.kind != "sample":
             probed.dropped += 1
         elif not is_index or (reference is not None and attempt(case.trial, op=reference) is None):
-            case = replace(case, kind="index") if is_index else case
-            probed.accepted.append(case)
+            probed.accepted.append(replace(case, kind="index" if is_index else case.kind, results=without_data(result)))
         now = processor_time()
         after_first = now if len(probed.accepted) + len(probed.rejected) == 1 else after_first
         probed.seconds = time.perf_counter() - start
@@ -125,8 +125,8 @@ def search(
                     branches.run_fake(case.trial)
             if isinstance(error, TookTooLong) or (error is not None and is_mistake(error)):
                 probed.rejected.append(Rejection(case, error))
-            if error is None and branches.count > seen and _elements(result) <= HUGE_ELEMENTS:
-                found.append(replace(case, is_named=True))
+            if error is None and branches.count > seen and _elements(tensors_in(result)) <= HUGE_ELEMENTS:
+                found.append(replace(case, is_named=True, results=without_data(result)))
     return found
 
 
@@ -134,18 +134,18 @@ def _elements(tensors: Iterable[torch.Tensor]) -> int:
     return sum(tensor.numel() for tensor in tensors)
 
 
-def kernel_error(trial: Trial, limits: Limits | None = None) -> tuple[BaseException | None, list[torch.Tensor]]:
-    """What the kernel raises on copies of the inputs, or the tensors that it returns, and has written."""
+def kernel_error(trial: Trial, limits: Limits | None = None) -> tuple[BaseException | None, list[Any]]:
+    """What the kernel raises on copies of the inputs, or what it returns, and has written."""
     try:
         copy = trial.copy(leaves=True)
         with seeded((copy.args, copy.kwargs)), (limits or Limits()).applied():
             returned = copy.op(*copy.args, **copy.kwargs)
-        return None, [*tensors_in(returned), *tensors_in(copy.mutated)]
+        return None, [returned, *copy.mutated.values()]
     except (Exception, SystemExit, TookTooLong) as error:  # whatever it is: the operator does not take them
         return error, []
 
 
-def _stands_for_an_index(trial: Trial, result: list[torch.Tensor]) -> bool:
+def _stands_for_an_index(trial: Trial, result: list[Any]) -> bool:
     """Is the result for -1 that for another number, as where it counts from the end, or is clamped to 0?"""
     shapes = [tensor.shape for tensor in trial.tensors]
     sizes = {math.prod(shape[i:j]) for shape in shapes for i in range(len(shape)) for j in range(i + 1, len(shape) + 1)}

@@ -12,6 +12,7 @@ import customops
 from customops import Registry
 from customops.checks._trial import Trial
 from customops.checks.inputs import Branches, derive, probe
+from customops.checks.inputs.jumps import jumps_of
 
 
 def scaled(x: Tensor, alpha: float = 1.0, causal: bool = False, block: int = 4) -> Tensor:
@@ -54,6 +55,62 @@ def test_what_was_taken(registry: Registry, ns: str) -> None:
     assert sys.gettrace() is before
     trial.run()  # not recorded
     assert branches.count == 2
+
+
+IS_FAST = False
+
+
+def made(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    return x.clone() if dtype is None else x.to(dtype)
+
+
+def careful(x: Tensor, n: int) -> Tensor:
+    if n > 7:
+        raise ValueError("n may be 7 at most")
+    if IS_FAST and n > 5:
+        return x * 3
+    assert x.dim() == 1
+    with torch.no_grad():
+        return made(x * n if isinstance(n, int) else x)
+
+
+def test_ways_that_no_accepted_input_goes(registry: Registry, ns: str) -> None:
+    """They end in an exception, or are for a flag of the module, or for None or a type that no argument has."""
+    op = registry.custom_op(f"{ns}::careful", careful, mutates_args=())
+    assert Branches(Trial(op._opoverload, (torch.randn(3), 2))).is_complete
+
+
+def caught(x: Tensor, n: int) -> Tensor:
+    try:
+        if n > 7:
+            raise ValueError("too many")
+    except ValueError:
+        return x * 8
+    except KeyError:
+        raise RuntimeError("no such key") from None
+    return x * n
+
+
+def test_an_exception_that_is_caught_is_a_way(registry: Registry, ns: str) -> None:
+    op = registry.custom_op(f"{ns}::caught", caught, mutates_args=())
+    trial = Trial(op._opoverload, (torch.randn(3), 2))
+    branches = Branches(trial)
+    assert sorted(next(iter(branches.jumps.values()))) == sorted(dict(jumps_of(caught, ()))[caught.__code__])
+    assert sorted(dict(jumps_of(caught, ()))[caught.__code__].values()) == [1, 2]
+    for n in (2, 9):
+        assert not branches.is_complete
+        with branches.recorded():
+            trial.with_arguments(n=n).run()
+    assert branches.is_complete
+
+
+def of_optional(x: Tensor, scale: float | None = None, n: int = 1) -> Tensor:
+    return x * n if scale is None else x * scale
+
+
+def test_an_argument_that_may_be_none(registry: Registry, ns: str) -> None:
+    op = registry.custom_op(f"{ns}::of_optional", of_optional, mutates_args=())
+    assert not Branches(Trial(op._opoverload, (torch.randn(3),))).is_complete
 
 
 def in_groups(x: Tensor, weight: Tensor) -> Tensor:
