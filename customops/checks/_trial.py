@@ -142,6 +142,11 @@ class Trial:
         return without_data(self.arguments)
 
     @property
+    def is_sample(self) -> bool:
+        """Is it a call that the user gave?"""
+        return not self.samples or any(self.args is each.args for each in self.samples)
+
+    @property
     def is_builtin(self) -> bool:
         """True for one of torch's own operators."""
         return self.op.namespace in ("aten", "prim", "prims")

@@ -74,8 +74,7 @@ def _is_new(trial: Trial) -> bool:
         kinds = _torch.tensors.tree_map(lambda v: v.dtype if isinstance(v, torch.Tensor) else repr(v), call.arguments)
         return str(kinds)
 
-    given = trial.samples
-    return any(trial.args is each.args for each in given) or form(trial) not in map(form, given)
+    return trial.is_sample or form(trial) not in map(form, trial.samples)
 
 
 def _check_on_meta(trial: Trial) -> None:

@@ -44,7 +44,7 @@ def check(trial: Trial, *, empty: bool = False) -> None:
     if empty:
         _compare_all(calls, [_Plan("an empty batch", calls.first, size=0)])
         return
-    _compare_all(calls, _plans(calls))
+    _compare_all(calls, _plans(calls, trial.is_sample))
     _compare_gradients(trial, calls)
     for name, value in plain.arguments.items():
         # Other dimensions, counted from the front and from the back.
@@ -128,15 +128,18 @@ class _Plan(NamedTuple):
     nested: bool = False  #: the first batched tensor in a second level, outside
 
 
-def _plans(calls: _Calls) -> Iterator[_Plan]:
+def _plans(calls: _Calls, is_sample: bool) -> Iterator[_Plan]:
     first, count = calls.first, len(calls.tensors)
     yield _Plan("all tensors batched", first)
     for i in range(count) if count > 1 else ():
         yield _Plan("one tensor batched, and others not", tuple(0 if j == i else None for j in range(count)))
+    mixed = tuple(-1 if i % 2 else 0 for i in range(count))
+    if count > 1:
+        yield _Plan("batched along different dimensions", mixed)
+    if not is_sample:  # the others do not depend on what differs
+        return
     yield _Plan("batched along the last dimension", (-1,) * count)
     if count > 1:
-        mixed = tuple(-1 if i % 2 else 0 for i in range(count))
-        yield _Plan("batched along different dimensions", mixed)
         yield _Plan("batched along different dimensions", tuple(-1 - dim for dim in mixed))
     yield _Plan("batch of one", first, size=1)
     yield _Plan("results batched along the last dimension", first, out_dim=-1)
