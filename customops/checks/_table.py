@@ -60,6 +60,17 @@ def forms(cases: Sequence[Case], effort: Effort) -> Iterable[Case]:
     return [*found.values()][: None if effort == "thorough" else 2]
 
 
+def traced(cases: Sequence[Case], effort: Effort) -> Iterable[Case]:
+    """The first of each form; one of the first form, where fake impl and gradients are those of the reference.
+
+    Whether the reference can be traced with what other samples give, test_symbolic_sizes says.
+    """
+    found, trial = [*forms(cases, effort)], cases[0].trial
+    has_gradient = trial.custom_op is not None and trial.custom_op._rules.autograd.formulas
+    is_derived = trial.fake_is_reference and (trial.gradient_is_reference or not has_gradient)
+    return found[:1] if is_derived and effort != "thorough" else found
+
+
 def _form(case: Case) -> Any:
     def of(value: Any) -> Any:
         if isinstance(value, torch.Tensor):
@@ -76,21 +87,28 @@ def everything(cases: Sequence[Case], effort: Effort) -> Iterable[Case]:
 
 
 def promised(cases: Sequence[Case], effort: Effort) -> Iterable[Case]:
-    """Of inputs that differ in their data alone, as do their results, one: a fake impl promises the same for them.
+    """Those of which a fake impl promises different things; some of each kind, where it is the reference.
 
-    Where it is the reference, with which kernels are compared on all inputs, some of each kind.
+    Then kernels are compared with it on all inputs.
     """
     if effort == "thorough":
         return cases
     at_most = 6 if all(case.trial.fake_is_reference for case in cases) else len(cases)
     seen: Counter[str] = Counter()
-    picked: dict[tuple[str, str], Case] = {}
+    picked: list[Case] = []
+    for case in _without_data(cases):
+        seen[case.kind] += 1
+        if case.is_named or seen[case.kind] <= at_most:
+            picked.append(case)
+    return picked
+
+
+def _without_data(cases: Iterable[Case]) -> Iterable[Case]:
+    """Of inputs that differ in their data alone, as do their results, the first: a fake impl sees no difference."""
+    found: dict[Any, Case] = {}
     for case in cases:
-        if (key := (case.trial.without_data, case.results)) not in picked:
-            seen[case.kind] += 1
-            if case.is_named or seen[case.kind] <= at_most:
-                picked[key] = case
-    return picked.values()
+        found.setdefault((case.trial.without_data, case.results), case)
+    return found.values()
 
 
 def of_kinds(
@@ -160,6 +178,14 @@ def indexed(cases: Sequence[Case], effort: Effort) -> Iterable[Case]:
     """The inputs with other integers and bools in tensors, and the numbers of floating point of the sample."""
     found = [case for case in steered(cases, effort) if case.kind == "value"]
     return found if effort == "thorough" else found[:6]
+
+
+def split(cases: Sequence[Case], effort: Effort) -> Iterable[Case]:
+    """What a sharding rule is tried on. One that is derived asked the reference, with which kernels are compared."""
+    found = forms(cases, effort)
+    if effort != "thorough" and sharding.is_derived(cases[0].trial):
+        return [*found][:1]
+    return of_kinds("size", "choice", "optional", "list", each=1, start=lambda *_: found)(cases, effort)
 
 
 @dataclass(frozen=True)
@@ -250,7 +276,9 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
         "test_symbolic_sizes": Check(
             faketensor.check_symbolic_sizes,
             "fake impl on symbolic sizes against the kernel on several sizes",
-            of_kinds("choice", "optional", "list", "layout", "value", "number", each=1, start=forms),
+            lambda *of: _without_data(
+                of_kinds("choice", "optional", "list", "layout", "value", "number", each=1, start=forms)(*of)
+            ),
             after=_FAKE,
         ),
         "test_errors": Check(
@@ -321,7 +349,7 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
         "test_sharding": Check(
             sharding.check,
             "calls that are split over processes as the sharding rule says against whole ones",
-            of_kinds("size", "choice", "optional", "list", each=1, start=forms),
+            split,
             after=(*_CALL, "test_batches"),
         ),
         "test_threads": Check(threads.check, "two threads against one", after=_CALL),
@@ -378,13 +406,13 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
         "test_aot_dispatch_dynamic": Check(
             functools.partial(aot_dispatch.check, dynamic=True),
             "eager mode against AOTDispatcher with symbolic sizes",
-            forms,
+            traced,
             after=(*_CALL, *_FAKE, "test_symbolic_sizes", "test_grad_modes"),
         ),
         "test_aot_backward": Check(
             aot_dispatch.check_backward,
             "gradients, where samples ask for none, against AOTDispatcher with symbolic sizes",
-            forms,
+            traced,
             after=(*_GRADIENTS, *_FAKE, "test_symbolic_sizes", "test_grad_modes", "test_aot_dispatch_dynamic"),
         ),
         "test_aot_dispatch_static": Check(

@@ -156,6 +156,11 @@ class Trial:
         """Is the fake impl derived from the reference function?"""
         return self.custom_op is not None and bool(self.custom_op._rules.fake.is_derived(None))
 
+    @property
+    def gradient_is_reference(self) -> bool:
+        """Is the gradient that of the reference function?"""
+        return self.custom_op is not None and bool(self.custom_op._rules.autograd.is_derived("backward"))
+
     def detached(self) -> Trial:
         """The same call on tensors that do not require grad."""
         return self.map_tensors(lambda _name, tensor: tensor.detach())

@@ -3,7 +3,8 @@
 The backward of a call is a function of the call's tensors and of the gradients of its results. As an operator of its
 own it is given to the checks that need no reference: each element of a batch has its own gradient, whatever the size of
 the batch; where order does not matter, it does not; a gradient in a narrow dtype is near that in a wider one; and
-strides and the memory it comes to lie in change nothing.
+strides and the memory it comes to lie in change nothing. Gradients that are derived from the reference function are
+left out: what most operators promise need not hold for the reference, and test_gradients compares it with the kernel.
 """
 
 from __future__ import annotations
@@ -35,6 +36,9 @@ _CHECKS: tuple[Callable[[Trial], None], ...] = (
 def check(trial: Trial) -> None:
     require(are_plain(trial) and not trial.schema.mutated, "an input is written, or is no plain strided tensor")
     require(not trial.is_builtin, "it is an operator of torch itself")
+    require(
+        not trial.gradient_is_reference, "the gradients are those of the reference function, which says what is right"
+    )
     with differentiable(trial) as (function, wanted):
         labels = {function.inputs[i].label for i in wanted}
     with _as_operator(trial, labels) as lifted:

@@ -33,9 +33,18 @@ _FIX_OF_DERIVED = (
 )
 
 
+def is_derived(trial: Trial) -> bool:
+    """Is the sharding rule made of the reference function?"""
+    rule = _rule_of(trial)
+    return rule is not None and bool(rule.values) and bool(rule.values[None].is_tried)
+
+
+def _rule_of(trial: Trial) -> Any:
+    return None if trial.custom_op is None else trial.custom_op._rules._others.get(ShardingRule)
+
+
 def check(trial: Trial) -> None:
-    rules = trial.custom_op._rules._others if trial.custom_op is not None else {}
-    rule: Any = rules.get(ShardingRule)
+    rule = _rule_of(trial)
     require(rule is not None and rule.values, "the operator has no sharding rule")
     require(all(map(_is_dense, trial.tensors)) and trial.tensors, "an input is no dense tensor, or there is none")
     trial = trial.detached()
