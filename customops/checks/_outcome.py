@@ -100,6 +100,7 @@ def in_short(error: BaseException, limit: int = 1000) -> str:
     """The kind of an exception and the start of its message, on one line."""
     between = "; " if isinstance(error, CustomOpsError) else " "  # whose fields have a line each
     text = between.join(" ".join(line.split()) for line in str(error).splitlines() if line.strip())
+    text = text.partition(" For more information, run with TORCH_LOGS")[0]
     if len(text) > limit:
         text = text[:limit] + " ..."
     return f"{type(error).__name__}: {text}"

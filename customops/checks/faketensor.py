@@ -135,6 +135,11 @@ def _compare(real: Trial, *, is_composite: bool = False) -> Any:
             "a fake impl returns one fake for each return of the schema. It has shapes, strides and dtypes to go by; "
             "there is no data, and real tensors may not be used"
         )
+        if _torch.tensors.reads_data(error):
+            fix = (
+                "a fake has no data, and this line reads some: so do int(x), x.item(), `if x:`, and an index that is a "
+                "tensor without dimensions; use torch.where, gather or index_select"
+            )
         if isinstance(error, MissingFakeError) or _has_no_fake_impl(error):
             require(not real.schema.is_view, "it has no fake impl, and torch traces no such operators that make views")
             problem = f"{fake.op} has no fake impl, so that nothing that calls it can be traced or compiled"

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 import torch
 from helpers.libraries import Ops
+from torch import Tensor
 
-from customops import _torch
+import customops
+from customops import Registry, _torch
 from customops.checks import NotExercised, _memory, fake_check, opcheck
 from customops.errors import CheckError
 
@@ -347,3 +349,15 @@ def test_conjugate_bits(define: Ops) -> None:
     with pytest.raises(CheckError, match="Conjugate bits"):
         fake_check(op, (z,), {})
     fake_check(define("g(Tensor(a) x) -> Tensor(a)", lambda x: x.conj(), lambda x: x.conj()), (z,), {})
+
+
+def test_a_reference_that_reads_data(registry: Registry, ns: str) -> None:
+    def entry(x: Tensor, at: Tensor) -> Tensor:
+        return x[at].clone()
+
+    op = registry.custom_op(f"{ns}::entry", lambda x, at: entry(x, at), schema="(Tensor x, Tensor at) -> Tensor")
+    op.register_reference(entry)
+    failure = customops.check(op, [(torch.randn(3), torch.tensor(1))], effort="quick").failures[0]
+    assert "no data" in str(failure.error.fix)
+    assert "a tensor without dimensions" in str(failure.error.fix)
+    assert "TORCH_LOGS" not in str(failure)
