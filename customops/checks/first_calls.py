@@ -2,7 +2,8 @@
 
 What a kernel keeps between calls, a table by size, a limit of the first call, a compiled function by dtype, gives
 later calls wrong results if its key lacks what they depend on. So a fork is made before inputs are derived and tried.
-It is asked for the results of some of them, and forks itself for each, so that none comes after another.
+It is asked for the results of some of them, and forks itself for those of a kind. One that is called there after
+others of its kind may be wrong, too, but not in the same way as after the sample.
 """
 
 from __future__ import annotations
@@ -17,12 +18,13 @@ import signal
 import struct
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 
+from customops.checks._inputs import tensors_in
 from customops.checks._outcome import NotExercised, require
 from customops.checks._runs import Results, attempt, compare, steady_results
 from customops.checks._trial import Case, Trial
@@ -30,10 +32,9 @@ from customops.checks._variants import other_arguments, other_numbers, other_siz
 
 _TIMEOUT = 5.0  #: seconds for a call; a lock that another thread held in the parent stays held in a fork
 _SECONDS = 1.0  #: of processor time for all calls of a sample
-_COMPILES = 0.2  #: seconds of processor time, after which a first call is taken to compile something
-#: How many inputs of a kind are called, of the first sample, and at most of each further one.
+#: How many inputs of a kind are called, of the first sample, and of each further one.
 _MOST = {"sample": 1, "number": 6, "named": 6, "choice": 4, "dtype": 4, "size": 4, "optional": 3, "value": 3, "list": 2}
-_MOST_OF_FURTHER = 2
+_MOST_OF_FURTHER = {"sample": 1, "number": 2, "named": 2, "choice": 2, "optional": 2}
 _LENGTH = struct.Struct("<q")
 
 
@@ -97,38 +98,38 @@ class Fork:
 
     def with_results(self, cases: Sequence[Case]) -> list[Case]:
         """The cases, with the results of first calls for some of them."""
-        counts = collections.Counter[str]()
-        found = []
-        for case in cases:
+        counts, groups = collections.Counter[str](), collections.defaultdict[Any, list[int]](list)
+        given = next((case.trial for case in cases if case.kind == "sample"), None)
+        for number, case in enumerate(cases):
             kind = "named" if case.is_named else case.kind
             counts[kind] += 1
-            most = _MOST.get(kind, 0)
-            if counts[kind] <= (min(most, _MOST_OF_FURTHER) if case.sample else most) and self._left > 0:
-                results = self._results(case.trial)
-                case = replace(case, trial=replace(case.trial, first=results))
-            found.append(case)
+            if counts[kind] <= (_MOST_OF_FURTHER if case.sample else _MOST).get(kind, 0):
+                groups[case.kind, _changed(case.trial, given)].append(number)
+        found = [*cases]
+        for numbers in groups.values():
+            results = self._results([cases[number].trial for number in numbers])
+            for number, each in zip(numbers, results, strict=False):
+                found[number] = replace(cases[number], trial=replace(cases[number].trial, first=each))
         return found
 
-    def _results(self, trial: Trial, stay: bool = False) -> Results | None:
-        """The results of a call; None if it failed. If it is to `stay`, later calls have it before them."""
+    def _results(self, trials: Sequence[Trial]) -> Iterator[Results | None]:
+        """The results of calls in one process; None for one that fails. It ends where one ends the process."""
         try:
-            request = _saved((trial.args, trial.kwargs, stay))
+            requests = [_saved((trial.args, trial.kwargs)) for trial in trials]
         except Exception:  # a generator, say
-            return None
-        answer = b""
+            return
+        if self._left <= 0:
+            return
         with contextlib.suppress(BrokenPipeError):
-            _write(self._ask, request)
-            if select.select([self._answer], [], [], 2 * _TIMEOUT)[0]:
-                answer = _read(self._answer)
-        if not answer:  # it ended, or waits for something
-            self._left = 0.0
-            return None
-        results: Results | None
-        results, seconds = _loaded(answer)
-        self._left -= seconds
-        if seconds > _COMPILES and not stay and self._left > 0:  # once is enough
-            self._results(trial, stay=True)
-        return results
+            _write(self._ask, _saved(requests))
+            for _ in trials:
+                ready = select.select([self._answer], [], [], 2 * _TIMEOUT)[0]
+                if not ready or not (answer := _read(self._answer)):  # it ended, or waits for something
+                    self._left = 0.0
+                    return
+                results, seconds = _loaded(answer)
+                self._left -= seconds
+                yield results
 
     def close(self) -> None:
         os.close(self._ask)
@@ -144,22 +145,24 @@ def _serve(op: Any, ask: int, answer: int) -> None:
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
     os.dup2(nowhere, 2)
-    while request := _read(ask):
-        args, kwargs, stay = _loaded(request)
-        child = 0 if stay else os.fork()
-        if child == 0:
+    while requests := _read(ask):
+        if (child := os.fork()) == 0:
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
-            signal.setitimer(signal.ITIMER_REAL, _TIMEOUT)
-            start = time.process_time()
-            results = attempt(Trial(op, args, kwargs).detached())
-            _write(answer, _saved((results, time.process_time() - start)))
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            if stay:
-                continue
+            for request in _loaded(requests):
+                signal.setitimer(signal.ITIMER_REAL, _TIMEOUT)
+                start = time.process_time()
+                results = attempt(Trial(op, *_loaded(request)).detached())
+                _write(answer, _saved((results, time.process_time() - start)))
             os._exit(0)
         _, status = os.waitpid(child, 0)
         if status:
             _write(answer, b"")
+
+
+def _changed(trial: Trial, given: Trial | None) -> Any:
+    """The arguments without tensors that differ from those of the sample: a kernel may keep those of a first call."""
+    known = {} if given is None else given.arguments
+    return tuple(n for n, v in trial.arguments.items() if not tensors_in(v) and repr(v) != repr(known.get(n)))
 
 
 def _saved(value: Any) -> bytes:

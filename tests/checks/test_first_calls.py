@@ -78,6 +78,22 @@ def test_a_limit_of_the_first_call(registry: customops.Registry, ns: str) -> Non
     assert "test_first_calls" in [each.check for each in customops.check(op, [(torch.randn(9), 1.0)]).failures]
 
 
+@pytest.mark.parametrize("kept", ["low", "high", "length", "dtype"])
+def test_what_the_first_call_was_given(registry: customops.Registry, ns: str, kept: str) -> None:
+    """Inputs of a kind are called in one process, one after the other: those of other kinds may not come before."""
+    first: dict[str, Any] = {}
+
+    def shifted(x: Tensor, low: float = 0.5, high: float = 2.0) -> Tensor:
+        given = {"low": low, "high": high, "length": float(x.shape[0]), "dtype": float(x.dtype.itemsize)}
+        used = given | {kept: first.setdefault(kept, given[kept])}
+        return x * sum(used.values())
+
+    op = registry.custom_op(f"{ns}::shifted", shifted, mutates_args=())
+    op.register_fake(lambda x, *_: torch.empty_like(x))
+    report = customops.check(op, [(torch.randn(5, 3), 0.5, 2.0)], only="test_first_calls")
+    assert [failure.check for failure in report.failures] == ["test_first_calls"]
+
+
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.bfloat16, torch.complex64])
 def test_all_dtypes_are_sent(registry: customops.Registry, ns: str, dtype: torch.dtype) -> None:
     op = registry.custom_op(f"{ns}::copy", lambda_copy, mutates_args=())
