@@ -32,6 +32,7 @@ from customops.checks._variants import other_arguments, other_numbers, other_siz
 
 _TIMEOUT = 5.0  #: seconds for a call; a lock that another thread held in the parent stays held in a fork
 _SECONDS = 1.0  #: of processor time for all calls of a sample
+_COMPILES = 0.2  #: seconds of processor time, after which a first call is taken to compile something
 #: How many inputs of a kind are called, of the first sample, and of each further one.
 _MOST = {"sample": 1, "number": 6, "named": 6, "choice": 4, "dtype": 4, "size": 4, "optional": 3, "value": 3, "list": 2}
 _MOST_OF_FURTHER = {"sample": 1, "number": 2, "named": 2, "choice": 2, "optional": 2}
@@ -95,6 +96,7 @@ class Fork:
         os.close(ask_read)
         os.close(answer_write)
         self._left = _SECONDS
+        self._compiles: bool | None = False  #: None once later calls do not
 
     def with_results(self, cases: Sequence[Case]) -> list[Case]:
         """The cases, with the results of first calls for some of them."""
@@ -110,10 +112,16 @@ class Fork:
             results = self._results([cases[number].trial for number in numbers])
             for number, each in zip(numbers, results, strict=False):
                 found[number] = replace(cases[number], trial=replace(cases[number].trial, first=each))
+            if self._compiles:  # once is enough
+                self._compiles = None
+                list(self._results([cases[numbers[0]].trial], stay=True))
         return found
 
-    def _results(self, trials: Sequence[Trial]) -> Iterator[Results | None]:
-        """The results of calls in one process; None for one that fails. It ends where one ends the process."""
+    def _results(self, trials: Sequence[Trial], stay: bool = False) -> Iterator[Results | None]:
+        """The results of calls in one process; None for one that fails. It ends where one ends the process.
+
+        If they are to `stay`, all later calls have them before them.
+        """
         try:
             requests = [_saved((trial.args, trial.kwargs)) for trial in trials]
         except Exception:  # a generator, say
@@ -121,7 +129,7 @@ class Fork:
         if self._left <= 0:
             return
         with contextlib.suppress(BrokenPipeError):
-            _write(self._ask, _saved(requests))
+            _write(self._ask, _saved((requests, stay)))
             for _ in trials:
                 ready = select.select([self._answer], [], [], 2 * _TIMEOUT)[0]
                 if not ready or not (answer := _read(self._answer)):  # it ended, or waits for something
@@ -129,6 +137,8 @@ class Fork:
                     return
                 results, seconds = _loaded(answer)
                 self._left -= seconds
+                if seconds > _COMPILES and self._compiles is False:
+                    self._compiles = True
                 yield results
 
     def close(self) -> None:
@@ -145,14 +155,18 @@ def _serve(op: Any, ask: int, answer: int) -> None:
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
     os.dup2(nowhere, 2)
-    while requests := _read(ask):
-        if (child := os.fork()) == 0:
+    while message := _read(ask):
+        requests, stay = _loaded(message)
+        if (child := 0 if stay else os.fork()) == 0:
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
-            for request in _loaded(requests):
+            for request in requests:
                 signal.setitimer(signal.ITIMER_REAL, _TIMEOUT)
                 start = time.process_time()
                 results = attempt(Trial(op, *_loaded(request)).detached())
                 _write(answer, _saved((results, time.process_time() - start)))
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            if stay:
+                continue
             os._exit(0)
         _, status = os.waitpid(child, 0)
         if status:

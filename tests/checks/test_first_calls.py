@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from typing import Any
 
 import pytest
@@ -92,6 +93,25 @@ def test_what_the_first_call_was_given(registry: customops.Registry, ns: str, ke
     op.register_fake(lambda x, *_: torch.empty_like(x))
     report = customops.check(op, [(torch.randn(5, 3), 0.5, 2.0)], only="test_first_calls")
     assert [failure.check for failure in report.failures] == ["test_first_calls"]
+
+
+def test_a_kernel_that_compiles_once(registry: customops.Registry, ns: str) -> None:
+    """Else of the time for a sample nothing would be left for some of its numbers."""
+    compiled = list[float]()
+
+    def slow(x: Tensor, low: float = 0.5, high: float = 2.0, n: int = 3) -> Tensor:
+        if not compiled:
+            end = time.process_time() + 0.3
+            while time.process_time() < end:
+                compiled.append(0.0)
+        return x * low * high * n
+
+    op = registry.custom_op(f"{ns}::slow", slow, mutates_args=())
+    op.register_fake(lambda x, *_: torch.empty_like(x))
+    report = customops.check(op, [(torch.randn(5, 3), 0.5, 2.0, 3)], only="test_first_calls")
+    inputs = [each.input for each in report.results if each.check == "test_first_calls"]
+    assert any("n=" in each for each in inputs)
+    assert any("low=" in each for each in inputs)
 
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.bfloat16, torch.complex64])
