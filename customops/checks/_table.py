@@ -180,6 +180,24 @@ def indexed(cases: Sequence[Case], effort: Effort) -> Iterable[Case]:
     return found if effort == "thorough" else found[:6]
 
 
+_WAYS = "choice", "optional", "list"  #: kinds of inputs that code goes other ways for
+_BY_HAND = "layout", "value", "number"  #: those that matter as well where somebody wrote it
+
+
+def symbolic(cases: Sequence[Case], effort: Effort) -> Iterable[Case]:
+    """What a fake impl is run on with symbols for sizes; of the reference, what it goes other ways for."""
+    is_by_hand = effort == "thorough" or not cases[0].trial.fake_is_reference
+    kinds = (*_WAYS, *_BY_HAND) if is_by_hand else _WAYS
+    return _without_data(of_kinds(*kinds, each=1, start=forms)(cases, effort))
+
+
+def batched(cases: Sequence[Case], effort: Effort) -> Iterable[Case]:
+    """What is batched; where nobody wrote a rule, what kernel and reference go other ways for."""
+    is_by_hand = effort == "thorough" or not vmap.is_made(cases[0].trial)
+    kinds = (*_WAYS, *_BY_HAND, "size", "padding") if is_by_hand else _WAYS
+    return of_kinds(*kinds, each=2)(cases, effort)
+
+
 def split(cases: Sequence[Case], effort: Effort) -> Iterable[Case]:
     """What a sharding rule is tried on. One that is derived asked the reference, with which kernels are compared."""
     found = forms(cases, effort)
@@ -276,9 +294,7 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
         "test_symbolic_sizes": Check(
             faketensor.check_symbolic_sizes,
             "fake impl on symbolic sizes against the kernel on several sizes",
-            lambda *of: _without_data(
-                of_kinds("choice", "optional", "list", "layout", "value", "number", each=1, start=forms)(*of)
-            ),
+            symbolic,
             after=_FAKE,
         ),
         "test_errors": Check(
@@ -388,7 +404,7 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
         "test_vmap": Check(
             vmap.check,
             "vmap against a loop",
-            of_kinds("choice", "optional", "list", "value", "number", "layout", "size", "padding", each=2),
+            batched,
             after=(*_KERNEL, "test_grad_modes"),
         ),
         "test_empty_batch": Check(

@@ -24,6 +24,12 @@ from customops.checks._variants import are_plain, is_about_storages, reordered
 _BATCH = 3
 
 
+def is_made(trial: Trial) -> bool:
+    """Is there no rule of the author's? It is a loop then, or torch's own of what the reference function calls."""
+    rule = None if trial.custom_op is None else trial.custom_op._rules.vmap
+    return rule is not None and (rule.registered is None or bool(rule.is_derived(None)))
+
+
 def check(trial: Trial, *, empty: bool = False) -> None:
     require_comparable(trial)
     require(trial.tensors and are_plain(trial), "no input is a plain strided tensor, which could be batched")
@@ -175,10 +181,7 @@ def _compare(calls: _Calls, plan: _Plan) -> str | None:
                     batched = function(*inputs)
         except Exception as error:
             has_rule = _torch.dispatcher.has_kernel(trial.name, "FuncTorchBatched")
-            rule = None if trial.custom_op is None else trial.custom_op._rules.vmap
-            # No rule of the author's: it is a loop, or torch's own of what the reference function calls.
-            is_made = rule is not None and (rule.registered is None or rule.is_derived(None))
-            if not has_rule or is_made or trial.is_builtin or is_refusal(error):
+            if not has_rule or is_made(trial) or trial.is_builtin or is_refusal(error):
                 return in_short(error, 200)
             raise failed_call(
                 trial.name,
