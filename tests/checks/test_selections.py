@@ -68,8 +68,9 @@ def test_what_is_derived_from_the_reference(registry: Registry, ns: str) -> None
     assert len(inputs_of(hand, "test_aot_dispatch_dynamic")) == 2
     assert len(inputs_of(derived, "test_aot_dispatch_dynamic")) == 1
     assert len(inputs_of(derived, "test_sharding")) == 1
-    assert inputs_of(derived, "test_vmap") == inputs_of(derived, "test_symbolic_sizes") == ["sample 1", "sample 2"]
-    assert len(inputs_of(hand, "test_symbolic_sizes")) > 2
+    tried = ["sample 1", "sample 2", "sample 2, shift left out"]
+    assert inputs_of(derived, "test_vmap") == inputs_of(derived, "test_symbolic_sizes") == tried
+    assert len(inputs_of(hand, "test_symbolic_sizes")) > len(tried)
     assert {each.status for each in hand.results if each.check == "test_backward"} == {"passed"}
     reasons = {each.reason for each in derived.results if each.check == "test_backward"}
     assert reasons == {"the gradients are those of the reference function, which says what is right"}
