@@ -258,14 +258,18 @@ def _unit(tensor: torch.Tensor) -> float:
 
 
 def _drawn(x: torch.Tensor, seed: int) -> torch.Tensor:
-    """Elements in another order and a little smaller; without a seed rounded alone, so that sums of two are exact."""
+    """Elements in another order and a little smaller; without a seed rounded alone, so that sums of two are exact.
+
+    None becomes zero, of which the negative is the same.
+    """
     unit = _unit(x)
     if seed:
         numbers = torch.Generator().manual_seed(seed)
         order = torch.randperm(x.numel(), generator=numbers).to(x.device)
         factor = 1 - torch.rand(x.shape, generator=numbers, dtype=torch.float32) / 4
         x = x.reshape(-1)[order].reshape(x.shape) * factor.to(x.device, x.dtype)
-    return (x / unit * 1024).round() / 1024 * unit
+    rounded = (x / unit * 1024).round()
+    return rounded.where(rounded != 0, x.sign()) / 1024 * unit
 
 
 def _is_float(value: Any) -> bool:

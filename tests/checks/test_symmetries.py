@@ -170,3 +170,12 @@ def if_none(x: Tensor, scale: Optional[float] = None) -> Tensor:
 def test_zero_is_not_none(op: Finds) -> None:
     assert "is not None" in str(op.finds(or_default, torch.randn(3), 0.25, match=ZERO).fix)
     op.passes(if_none, torch.randn(3), 0.25)
+
+
+def test_what_has_no_sign_at_zero(registry: customops.Registry, ns: str) -> None:
+    """Rounded values may be zero, of which the negative is the same: that says nothing of a sign."""
+    op = registry.custom_op(f"{ns}::binarize", lambda x: torch.where(x >= 0, 1.0, -1.0), schema="(Tensor x) -> Tensor")
+    op.register_fake(lambda x: torch.empty(x.shape))
+    x = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
+    report = customops.check(op, [(x,)], only="test_symmetries")
+    assert not report.failures, report
