@@ -52,23 +52,17 @@ def samples(cases: Sequence[Case], effort: Effort) -> Iterable[Case]:
     return unchanged[:1] if effort == "quick" else unchanged
 
 
+def first(cases: Sequence[Case], effort: Effort) -> Iterable[Case]:
+    """The first sample."""
+    return cases[:1]
+
+
 def forms(cases: Sequence[Case], effort: Effort) -> Iterable[Case]:
     """The first sample of each form, at most two of them: what traces a call does not see values of tensors."""
     found: dict[Any, Case] = {}
     for case in samples(cases, effort):
         found.setdefault(_form(case), case)
     return [*found.values()][: None if effort == "thorough" else 2]
-
-
-def traced(cases: Sequence[Case], effort: Effort) -> Iterable[Case]:
-    """The first of each form; one of the first form, where fake impl and gradients are those of the reference.
-
-    Whether the reference can be traced with what other samples give, test_symbolic_sizes says.
-    """
-    found, trial = [*forms(cases, effort)], cases[0].trial
-    has_gradient = trial.custom_op is not None and trial.custom_op._rules.autograd.formulas
-    is_derived = trial.fake_is_reference and (trial.gradient_is_reference or not has_gradient)
-    return found[:1] if is_derived and effort != "thorough" else found
 
 
 def _form(case: Case) -> Any:
@@ -84,31 +78,6 @@ def _form(case: Case) -> Any:
 def everything(cases: Sequence[Case], effort: Effort) -> Iterable[Case]:
     """Every input there is."""
     return cases
-
-
-def promised(cases: Sequence[Case], effort: Effort) -> Iterable[Case]:
-    """Those of which a fake impl promises different things; some of each kind, where it is the reference.
-
-    Then kernels are compared with it on all inputs.
-    """
-    if effort == "thorough":
-        return cases
-    at_most = 6 if all(case.trial.fake_is_reference for case in cases) else len(cases)
-    seen: Counter[str] = Counter()
-    picked: list[Case] = []
-    for case in _without_data(cases):
-        seen[case.kind] += 1
-        if case.is_named or seen[case.kind] <= at_most:
-            picked.append(case)
-    return picked
-
-
-def _without_data(cases: Iterable[Case]) -> Iterable[Case]:
-    """Of inputs that differ in their data alone, as do their results, the first: a fake impl sees no difference."""
-    found: dict[Any, Case] = {}
-    for case in cases:
-        found.setdefault((case.trial.without_data, case.results), case)
-    return found.values()
 
 
 def of_kinds(
@@ -134,6 +103,45 @@ def with_reference(select: Selection) -> Selection:
 
     def chosen(cases: Sequence[Case], effort: Effort) -> Iterable[Case]:
         return cases if all(case.trial.reference is not None for case in cases) else select(cases, effort)
+
+    return chosen
+
+
+def without_data(select: Selection) -> Selection:
+    """What `select` picks, but of inputs that differ in data alone, as do their results, the first: a fake has none."""
+
+    def chosen(cases: Sequence[Case], effort: Effort) -> Iterable[Case]:
+        if effort == "thorough":
+            return select(cases, effort)
+        found: dict[Any, Case] = {}
+        for case in select(cases, effort):
+            found.setdefault((case.trial.without_data, case.results), case)
+        return found.values()
+
+    return chosen
+
+
+def unless_derived(is_derived: Callable[[Trial], Any], select: Selection, few: Selection) -> Selection:
+    """What `select` picks; what `few` picks where nobody wrote what is checked, in a run that is not thorough.
+
+    It is made of the kernel then, or of the reference function, with which kernels are compared on all inputs.
+    """
+
+    def chosen(cases: Sequence[Case], effort: Effort) -> Iterable[Case]:
+        return (few if effort != "thorough" and is_derived(cases[0].trial) else select)(cases, effort)
+
+    return chosen
+
+
+def some_of_each(select: Selection) -> Selection:
+    """Of what `select` picks, at most six inputs of a kind, and those that the code mentions."""
+
+    def chosen(cases: Sequence[Case], effort: Effort) -> Iterable[Case]:
+        seen: Counter[str] = Counter()
+        for case in select(cases, effort):
+            seen[case.kind] += 1
+            if case.is_named or seen[case.kind] <= 6:
+                yield case
 
     return chosen
 
@@ -180,30 +188,13 @@ def indexed(cases: Sequence[Case], effort: Effort) -> Iterable[Case]:
     return found if effort == "thorough" else found[:6]
 
 
-_WAYS = "choice", "optional", "list"  #: kinds of inputs that code goes other ways for
-_BY_HAND = "layout", "value", "number"  #: those that matter as well where somebody wrote it
+def _fake_is_derived(trial: Trial) -> bool:
+    return trial.fake_is_reference
 
 
-def symbolic(cases: Sequence[Case], effort: Effort) -> Iterable[Case]:
-    """What a fake impl is run on with symbols for sizes; of the reference, what it goes other ways for."""
-    is_by_hand = effort == "thorough" or not cases[0].trial.fake_is_reference
-    kinds = (*_WAYS, *_BY_HAND) if is_by_hand else _WAYS
-    return _without_data(of_kinds(*kinds, each=1, start=forms)(cases, effort))
-
-
-def batched(cases: Sequence[Case], effort: Effort) -> Iterable[Case]:
-    """What is batched; where nobody wrote a rule, what kernel and reference go other ways for."""
-    is_by_hand = effort == "thorough" or not vmap.is_made(cases[0].trial)
-    kinds = (*_WAYS, *_BY_HAND, "size", "padding") if is_by_hand else _WAYS
-    return of_kinds(*kinds, each=2)(cases, effort)
-
-
-def split(cases: Sequence[Case], effort: Effort) -> Iterable[Case]:
-    """What a sharding rule is tried on. One that is derived asked the reference, with which kernels are compared."""
-    found = forms(cases, effort)
-    if effort != "thorough" and sharding.is_derived(cases[0].trial):
-        return [*found][:1]
-    return of_kinds("size", "choice", "optional", "list", each=1, start=lambda *_: found)(cases, effort)
+def _is_traced_from_reference(trial: Trial) -> bool:
+    """Are the fake impl and the gradients, if there are any, those of the reference function?"""
+    return trial.fake_is_reference and (trial.gradient_is_reference or not trial.custom_op._rules.autograd.formulas)
 
 
 @dataclass(frozen=True)
@@ -238,6 +229,7 @@ _CALL = ("test_schema", "test_determinism", "test_uninitialized_memory", "test_s
 _KERNEL = (*_CALL, "test_layouts", "test_writes", "test_batches", "test_permutations")
 _FAKE = ("test_schema", "test_faketensor")
 _COMPILED = (*_CALL, *_FAKE, "test_aot_dispatch_dynamic")
+_WAYS = ("choice", "optional", "list")  #: kinds of inputs for which code goes other ways
 _DIFFERENTIATED = ("value", "choice", "same", "optional", "padding", "broadcast")  #: kinds of inputs
 _GRADIENTS = (*_KERNEL, "test_autograd_registration", "test_gradients")
 
@@ -263,7 +255,7 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
         ),
         "test_first_calls": Check(
             first_calls.check,
-            "calls after others against the same calls in a process without any before",
+            "calls after others against the same calls in a process with few before",
             called_first,
             after=("test_determinism", "test_uninitialized_memory", "test_state"),
         ),
@@ -290,11 +282,20 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
             after=_CALL,
         ),
         # The fake impl.
-        "test_faketensor": Check(faketensor.check, "fake impl against kernel", promised, "quick"),
+        "test_faketensor": Check(
+            faketensor.check,
+            "fake impl against kernel",
+            unless_derived(_fake_is_derived, without_data(everything), few=some_of_each(without_data(everything))),
+            "quick",
+        ),
         "test_symbolic_sizes": Check(
             faketensor.check_symbolic_sizes,
             "fake impl on symbolic sizes against the kernel on several sizes",
-            symbolic,
+            unless_derived(
+                _fake_is_derived,
+                without_data(of_kinds(*_WAYS, "layout", "value", "number", each=1, start=forms)),
+                few=of_kinds(*_WAYS, each=1, start=forms),
+            ),
             after=_FAKE,
         ),
         "test_errors": Check(
@@ -365,7 +366,7 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
         "test_sharding": Check(
             sharding.check,
             "calls that are split over processes as the sharding rule says against whole ones",
-            split,
+            unless_derived(sharding.is_derived, of_kinds("size", *_WAYS, each=1, start=forms), few=first),
             after=(*_CALL, "test_batches"),
         ),
         "test_threads": Check(threads.check, "two threads against one", after=_CALL),
@@ -404,7 +405,11 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
         "test_vmap": Check(
             vmap.check,
             "vmap against a loop",
-            batched,
+            unless_derived(
+                vmap.is_derived,
+                of_kinds(*_WAYS, "value", "number", "layout", "size", "padding", each=2),
+                few=of_kinds(*_WAYS, each=2),
+            ),
             after=(*_KERNEL, "test_grad_modes"),
         ),
         "test_empty_batch": Check(
@@ -422,13 +427,13 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
         "test_aot_dispatch_dynamic": Check(
             functools.partial(aot_dispatch.check, dynamic=True),
             "eager mode against AOTDispatcher with symbolic sizes",
-            traced,
+            unless_derived(_is_traced_from_reference, forms, few=first),
             after=(*_CALL, *_FAKE, "test_symbolic_sizes", "test_grad_modes"),
         ),
         "test_aot_backward": Check(
             aot_dispatch.check_backward,
             "gradients, where samples ask for none, against AOTDispatcher with symbolic sizes",
-            traced,
+            unless_derived(_is_traced_from_reference, forms, few=first),
             after=(*_GRADIENTS, *_FAKE, "test_symbolic_sizes", "test_grad_modes", "test_aot_dispatch_dynamic"),
         ),
         "test_aot_dispatch_static": Check(

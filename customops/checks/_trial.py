@@ -41,7 +41,7 @@ class Trial:
         atol, rtol: absolute and relative tolerance for results; None for the defaults of their dtype.
         reference: a plain PyTorch function that computes the same, or None.
         scale: the size of numbers that results may be differences of, as gradients often are.
-        first: the results of this very call where the operator was not called before, if they are known.
+        first: the results of this very call in a process with few calls before it, if they are known.
         samples: the calls that the user gave, of which this is one, or was made of one.
     """
 

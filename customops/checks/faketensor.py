@@ -137,8 +137,8 @@ def _compare(real: Trial, *, is_composite: bool = False) -> Any:
         )
         if _torch.tensors.reads_data(error):
             fix = (
-                "a fake has no data, and this line reads some: so do int(x), x.item(), `if x:`, and an index that is a "
-                "tensor without dimensions; use torch.where, gather or index_select"
+                "this line reads the data of a tensor, and a fake has none. int(x), x.item(), `if x:` and x[i] with a "
+                "0-dimensional tensor i read data; torch.where, gather and index_select do not"
             )
         if isinstance(error, MissingFakeError) or _has_no_fake_impl(error):
             require(not real.schema.is_view, "it has no fake impl, and torch traces no such operators that make views")

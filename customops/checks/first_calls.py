@@ -2,8 +2,8 @@
 
 What a kernel keeps between calls, a table by size, a limit of the first call, a compiled function by dtype, gives
 later calls wrong results if its key lacks what they depend on. So a fork is made before inputs are derived and tried.
-It is asked for the results of some of them, and forks itself for those of a kind. One that is called there after
-others of its kind may be wrong, too, but not in the same way as after the sample.
+It is asked for the results of some of them, and forks itself for each kind, and for each argument that a number is
+given for. So no call comes after the sample there: what is kept is not kept of the same call as in this process.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import signal
 import struct
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -54,7 +54,7 @@ def check(trial: Trial) -> None:
         "results depend on earlier calls",
         "something is kept between calls, and its key lacks what the result depends on: a cache by shape, by id() or "
         "data_ptr(), a value of the first call; add all that it is made of to the key, or compute it in each call",
-        how="other than in a process in which it is the first call: ",
+        how="other than in a process with few calls before: ",
         ties=True,
     )
 
@@ -96,7 +96,7 @@ class Fork:
         os.close(ask_read)
         os.close(answer_write)
         self._left = _SECONDS
-        self._compiles: bool | None = False  #: None once later calls do not
+        self._slowest = 0.0  #: seconds of a call
 
     def with_results(self, cases: Sequence[Case]) -> list[Case]:
         """The cases, with the results of first calls for some of them."""
@@ -107,39 +107,39 @@ class Fork:
             counts[kind] += 1
             if counts[kind] <= (_MOST_OF_FURTHER if case.sample else _MOST).get(kind, 0):
                 groups[case.kind, _changed(case.trial, given)].append(number)
-        found = [*cases]
+        found, has_compiled = [*cases], False
         for numbers in groups.values():
             results = self._results([cases[number].trial for number in numbers])
             for number, each in zip(numbers, results, strict=False):
                 found[number] = replace(cases[number], trial=replace(cases[number].trial, first=each))
-            if self._compiles:  # once is enough
-                self._compiles = None
-                list(self._results([cases[numbers[0]].trial], stay=True))
+            if self._slowest > _COMPILES and not has_compiled:  # once is enough
+                self._results([cases[numbers[0]].trial], stay=True)
+                has_compiled = True
         return found
 
-    def _results(self, trials: Sequence[Trial], stay: bool = False) -> Iterator[Results | None]:
-        """The results of calls in one process; None for one that fails. It ends where one ends the process.
+    def _results(self, trials: Sequence[Trial], stay: bool = False) -> list[Results | None]:
+        """The results of calls in one process, None for one that fails; fewer where a call ends the process.
 
-        If they are to `stay`, all later calls have them before them.
+        If they are to `stay`, all later calls come after them.
         """
+        found: list[Results | None] = []
         try:
-            requests = [_saved((trial.args, trial.kwargs)) for trial in trials]
+            requests = _saved(([(trial.args, trial.kwargs) for trial in trials], stay))
         except Exception:  # a generator, say
-            return
+            return found
         if self._left <= 0:
-            return
+            return found
         with contextlib.suppress(BrokenPipeError):
-            _write(self._ask, _saved((requests, stay)))
-            for _ in trials:
+            _write(self._ask, requests)
+            while len(found) < len(trials):
                 ready = select.select([self._answer], [], [], 2 * _TIMEOUT)[0]
                 if not ready or not (answer := _read(self._answer)):  # it ended, or waits for something
                     self._left = 0.0
-                    return
+                    break
                 results, seconds = _loaded(answer)
-                self._left -= seconds
-                if seconds > _COMPILES and self._compiles is False:
-                    self._compiles = True
-                yield results
+                self._left, self._slowest = self._left - seconds, max(self._slowest, seconds)
+                found.append(results)
+        return found
 
     def close(self) -> None:
         os.close(self._ask)
@@ -156,13 +156,13 @@ def _serve(op: Any, ask: int, answer: int) -> None:
     os.dup2(nowhere, 1)
     os.dup2(nowhere, 2)
     while message := _read(ask):
-        requests, stay = _loaded(message)
+        calls, stay = _loaded(message)
         if (child := 0 if stay else os.fork()) == 0:
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
-            for request in requests:
+            for args, kwargs in calls:
                 signal.setitimer(signal.ITIMER_REAL, _TIMEOUT)
                 start = time.process_time()
-                results = attempt(Trial(op, *_loaded(request)).detached())
+                results = attempt(Trial(op, args, kwargs).detached())
                 _write(answer, _saved((results, time.process_time() - start)))
             signal.setitimer(signal.ITIMER_REAL, 0)
             if stay:

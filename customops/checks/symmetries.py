@@ -260,7 +260,7 @@ def _unit(tensor: torch.Tensor) -> float:
 def _drawn(x: torch.Tensor, seed: int) -> torch.Tensor:
     """Elements in another order and a little smaller; without a seed rounded alone, so that sums of two are exact.
 
-    None becomes zero, of which the negative is the same.
+    Rounding makes no zeros: -0 is 0, and an operator need not negate its result there.
     """
     unit = _unit(x)
     if seed:

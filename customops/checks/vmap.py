@@ -24,8 +24,8 @@ from customops.checks._variants import are_plain, is_about_storages, reordered
 _BATCH = 3
 
 
-def is_made(trial: Trial) -> bool:
-    """Is there no rule of the author's? It is a loop then, or torch's own of what the reference function calls."""
+def is_derived(trial: Trial) -> bool:
+    """Is the rule none of the author's, but a loop, or torch's own of what the reference function calls?"""
     rule = None if trial.custom_op is None else trial.custom_op._rules.vmap
     return rule is not None and (rule.registered is None or bool(rule.is_derived(None)))
 
@@ -181,7 +181,7 @@ def _compare(calls: _Calls, plan: _Plan) -> str | None:
                     batched = function(*inputs)
         except Exception as error:
             has_rule = _torch.dispatcher.has_kernel(trial.name, "FuncTorchBatched")
-            if not has_rule or is_made(trial) or trial.is_builtin or is_refusal(error):
+            if not has_rule or is_derived(trial) or trial.is_builtin or is_refusal(error):
                 return in_short(error, 200)
             raise failed_call(
                 trial.name,

@@ -358,6 +358,5 @@ def test_a_reference_that_reads_data(registry: Registry, ns: str) -> None:
     op = registry.custom_op(f"{ns}::entry", lambda x, at: entry(x, at), schema="(Tensor x, Tensor at) -> Tensor")
     op.register_reference(entry)
     failure = customops.check(op, [(torch.randn(3), torch.tensor(1))], effort="quick").failures[0]
-    assert "no data" in str(failure.error.fix)
-    assert "a tensor without dimensions" in str(failure.error.fix)
+    assert "0-dimensional tensor" in str(failure.error.fix)
     assert "TORCH_LOGS" not in str(failure)

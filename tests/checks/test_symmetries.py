@@ -173,7 +173,7 @@ def test_zero_is_not_none(op: Finds) -> None:
 
 
 def test_what_has_no_sign_at_zero(registry: customops.Registry, ns: str) -> None:
-    """Rounded values may be zero, of which the negative is the same: that says nothing of a sign."""
+    """-0 is 0, so that its result cannot be negated."""
     op = registry.custom_op(f"{ns}::binarize", lambda x: torch.where(x >= 0, 1.0, -1.0), schema="(Tensor x) -> Tensor")
     op.register_fake(lambda x: torch.empty(x.shape))
     x = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))

@@ -31,7 +31,10 @@ class Branches:
 
     def __init__(self, trial: Trial) -> None:
         self._fake: Any = None if trial.custom_op is None else trial.custom_op._rules.fake.fn
-        self._types = [argument.type for argument in trial.schema.arguments]
+        types_ = [argument.type for argument in trial.schema.arguments]
+        self._has_none = any("?" in each for each in types_)
+        #: Has an argument values of several types? The schema shows those of a number alone.
+        self._has_types = any("Scalar" in e for e in types_) or getattr(trial.custom_op, "_lowering", None) is not None
         #: The ways that were seen, by code and place; a jump that went all that there are is left out.
         self.jumps: dict[types.CodeType, dict[int, set[int]]] = {}
         self._ways: dict[types.CodeType, dict[int, int]] = {}  #: how many there are
@@ -44,13 +47,13 @@ class Branches:
 
     def _add(self, functions: Sequence[Any]) -> None:
         for function in functions_of(functions):
-            for code, ways in jumps_of(function, self._types):
+            for code, ways in jumps_of(function, self._has_none, self._has_types):
                 if ways:
                     self.jumps[code], self._ways[code] = {jump: set() for jump in ways}, ways
 
     @property
     def is_complete(self) -> bool:
-        """Went all of them all ways?"""
+        """Was each way seen?"""
         return not self.jumps
 
     def run_fake(self, trial: Trial) -> None:

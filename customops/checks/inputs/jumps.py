@@ -1,7 +1,7 @@
-"""`jumps_of`: the conditional jumps in the code of a function of which the inputs of an operator may decide.
+"""`jumps_of`: the conditional jumps of a function that the inputs of an operator may decide.
 
-There is no use in searching for an input that goes a way that ends in an exception, as no operator accepts it; nor for
-one that changes a flag of the module, or makes None of what is never None.
+An input whose way ends in an exception is not accepted, so none is searched for. No input changes a flag of the module,
+or makes None of what is never None.
 """
 
 from __future__ import annotations
@@ -18,33 +18,37 @@ _RAISES = ("RAISE_VARARGS", "RERAISE")
 _MATCHES = ("CHECK_EXC_MATCH", "JUMP_IF_NOT_EXC_MATCH")  #: of `except ValueError:`
 
 
-def jumps_of(function: Callable[..., Any], types_: Sequence[str]) -> Iterator[tuple[types.CodeType, dict[int, int]]]:
-    """By the code of a function and those within it: of each jump how many ways there are to go, one or two.
+def jumps_of(
+    function: Callable[..., Any], has_none: bool, has_types: bool
+) -> Iterator[tuple[types.CodeType, dict[int, int]]]:
+    """By the code of a function and those within it: how many ways, one or two, each jump can go, by its offset.
 
     Args:
-        types_: those of the operator's arguments, as its schema has them.
+        has_none: an argument of the operator may be None.
+        has_types: an argument may have one of several types.
     """
     codes: list[types.CodeType] = [function.__code__]
     for code in codes:
         codes += [const for const in code.co_consts if isinstance(const, types.CodeType)]
-    is_set = {each.argval for code in codes for each in dis.get_instructions(code) if each.opname.startswith("STORE_")}
+    bytecodes = {code: [*dis.get_instructions(code)] for code in codes}
+    is_set = {each.argval for found in bytecodes.values() for each in found if each.opname.startswith("STORE_")}
     flags = {
         (load, name): bool(value)
         for load, names in (("LOAD_GLOBAL", function.__globals__), ("LOAD_DEREF", cells_of(function)))
         for name, value in names.items()
         if name not in is_set and isinstance(value, bool | int | float | str | None)
     }
-    for code in codes:
-        found = _Code(code, flags)
-        yield code, dict(found.open("?" in "".join(types_), any("Scalar" in each for each in types_)))
+    for code, instructions in bytecodes.items():
+        yield code, dict(_Code(code, instructions, flags).jumps(has_none, has_types))
 
 
 class _Code:
     """The ways through one code object."""
 
-    def __init__(self, code: types.CodeType, flags: Mapping[tuple[str, str], bool]) -> None:
-        self.instructions = list(dis.get_instructions(code))
-        self.flags = flags
+    def __init__(
+        self, code: types.CodeType, instructions: Sequence[dis.Instruction], flags: Mapping[tuple[str, str], bool]
+    ) -> None:
+        self.instructions, self.flags = instructions, flags
         self.at = {each.offset: i for i, each in enumerate(self.instructions)}
         entries = getattr(dis.Bytecode(code), "exception_entries", None)
         if entries is None:  # Python 3.10
@@ -61,11 +65,12 @@ class _Code:
                 back[way].append(i)
         self.returning = _closure([i for i, e in enumerate(self.instructions) if e.opname in _RETURNS], back)
 
-    def open(self, has_optional: bool, has_scalar: bool) -> Iterator[tuple[int, int]]:
+    def jumps(self, has_none: bool, has_types: bool) -> Iterator[tuple[int, int]]:
+        """The offset of each conditional jump that inputs may decide, and the number of ways that can return."""
         for i, each in enumerate(self.instructions):
-            if not is_conditional(each.opname) or i not in self.reached or len(self.ways[i]) < 2:
+            if not _is_conditional(each.opname) or i not in self.reached or len(self.ways[i]) < 2:
                 continue
-            if (not has_optional and self._is_about_none(i)) or (not has_scalar and self._is_about_a_type(i)):
+            if (not has_none and self._is_about_none(i)) or (not has_types and self._is_about_a_type(i)):
                 continue
             count = sum(way in self.returning for way in self.ways[i])
             is_match = each.opname in _MATCHES or self.instructions[i - 1].opname in _MATCHES
@@ -85,7 +90,7 @@ class _Code:
         if each.opcode not in (*dis.hasjrel, *dis.hasjabs) or each.opname.startswith("SETUP_"):
             return after
         target = self.at[each.argval]
-        if is_conditional(each.opname):
+        if _is_conditional(each.opname):
             flag = self._flag(i)
             return [*after, target] if flag is None else [target] if flag is ("TRUE" in each.opname) else after
         return [*after, target] if each.opname in ("FOR_ITER", "SEND") else [target]
@@ -110,7 +115,7 @@ class _Code:
         for each in reversed(self.instructions[max(i - 12, 0) : i]):
             if each.opname == "LOAD_GLOBAL" and each.argval == "isinstance":
                 return True
-            if each.opname.startswith(("STORE_", "RETURN_", "POP_TOP")) or is_conditional(each.opname):
+            if each.opname.startswith(("STORE_", "RETURN_", "POP_TOP")) or _is_conditional(each.opname):
                 return False
         return False
 
@@ -124,5 +129,5 @@ def _closure(starts: Sequence[int], ways: Sequence[Sequence[int]]) -> set[int]:
     return found
 
 
-def is_conditional(opname: str) -> bool:
+def _is_conditional(opname: str) -> bool:
     return "JUMP" in opname and "_IF_" in opname
