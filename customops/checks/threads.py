@@ -1,17 +1,21 @@
 """test_threads: two threads that call an operator at the same time get what each gets alone.
 
-Each thread calls the operator again and again with inputs of its own, of which the result is known. The interpreter
-switches between them as often as it can, and each waits a moment at the lines of Python code outside of torch. That an
-operator passes is no proof.
+Each thread calls the operator again and again with inputs of its own, of which the result is known. In the first calls
+one thread runs at a time: at lines of Python code outside of torch, and after what these call of C, it may be the
+other's turn. Which it is comes from a seed, so it is the same on each machine. In the further calls both run, and the
+interpreter switches between them as often as it can. That an operator passes is no proof.
 """
 
 from __future__ import annotations
 
+import contextlib
+import random
 import sys
 import threading
 import time
 import traceback
 import types
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -23,10 +27,11 @@ from customops.checks._trial import Trial
 from customops.checks._variants import other_values
 from customops.errors import is_users
 
-_CALLS, _MOST_CALLS = 12, 30
+_IN_TURN = 8  #: calls in each thread, of which one runs at a time
+_CALLS, _MOST_CALLS = 4, 20  #: further ones, at the same time
 _BUDGET = 0.015  #: seconds of calls in each thread, where more than the fewest calls fit in
-_MOST_PAUSES = 120
-_PAUSE = 2e-5  #: seconds, at a line of Python
+_MOST_STEPS = 400  #: of calls in turn, after which those that go on do not wait any more
+_WAIT = 0.02  #: seconds, beyond those of a call, after which the other thread is taken to wait for this one: for a lock
 _PATIENCE = 10.0  #: seconds, at the least, until calls that do not return are taken for stuck
 
 
@@ -35,20 +40,20 @@ def check(trial: Trial) -> None:
     start = time.perf_counter()
     results = steady_results(trial)
     seconds = time.perf_counter() - start  # of two calls, with copies
-    calls = min(max(_CALLS, int(2 * _BUDGET / seconds)), _MOST_CALLS)
-    patience = max(_PATIENCE, 10 * calls * seconds)
+    calls = min(max(_CALLS, int(_BUDGET / seconds)), _MOST_CALLS)
     other = other_values(trial)
     if other is None:
         raise NotExercised("no other values were accepted, with which a second thread could call the operator")
-    _compare(patience, _Worker(trial, results, calls), _Worker(other, steady_results(other), calls))
+    _compare(calls, seconds, (trial, results), (other, steady_results(other)))
     wide = other.in_float64()
     wide_results = attempt(wide)
     if wide_results is not None and any(tensor.is_floating_point() for tensor in wide.tensors):
-        _compare(patience, _Worker(trial, results, calls), _Worker(wide, wide_results, calls))
+        _compare(calls, seconds, (trial, results), (wide, wide_results))
 
 
-def _compare(patience: float, *workers: _Worker) -> None:
-    barrier = threading.Barrier(len(workers))
+def _compare(calls: int, seconds: float, *expected: tuple[Trial, Results]) -> None:
+    turns, barrier = _Turns(_WAIT + seconds), threading.Barrier(len(expected))
+    workers = [_Worker(number, *each, calls, turns) for number, each in enumerate(expected)]
     threads = [threading.Thread(target=worker.run, args=(barrier,), daemon=True) for worker in workers]
     dtype, interval = torch.get_default_dtype(), sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
@@ -57,7 +62,7 @@ def _compare(patience: float, *workers: _Worker) -> None:
             for thread in threads:
                 thread.start()
             for worker, thread in zip(workers, threads, strict=True):
-                thread.join(patience)
+                thread.join(max(_PATIENCE, 10 * (_IN_TURN + calls) * seconds))
                 worker.is_stuck = thread.is_alive()
     finally:
         sys.setswitchinterval(interval)
@@ -88,13 +93,48 @@ def _compare(patience: float, *workers: _Worker) -> None:
             )
 
 
+class _Turns:
+    """Lets one of two threads go on at a time, and from step to step, by chance of a seed, the other."""
+
+    def __init__(self, wait: float) -> None:
+        self._wait = wait
+        self._random = random.Random(0)
+        self._moved = threading.Condition()
+        self._whose, self._left = 0, _MOST_STEPS
+        self._is_away = [False, False]  #: Does it wait for something that the other has, or make no more steps?
+
+    def step(self, number: int) -> None:
+        """Go on, or wait until the other thread made a step."""
+        with self._moved:
+            self._left -= 1
+            self._is_away[number] = False
+            if self._whose == number and self._random.random() < 0.5:
+                self._give(1 - number)
+            if not self._moved.wait_for(lambda: self._whose == number or self.are_over, self._wait):
+                self._is_away[1 - number] = True
+                self._whose = number
+
+    @property
+    def are_over(self) -> bool:
+        return self._left < 0
+
+    def end(self, number: int) -> None:
+        with self._moved:
+            self._is_away[number] = True
+            self._give(1 - number)
+
+    def _give(self, number: int) -> None:
+        if not self._is_away[number]:
+            self._whose = number
+            self._moved.notify()
+
+
 class _Worker:
     """Calls an operator again and again, and compares."""
 
-    def __init__(self, trial: Trial, expected: Results, calls: int) -> None:
-        self.trial, self.expected = trial, expected
-        self.calls = [trial.copy() for _ in range(calls)]
-        self.pauses = _MOST_PAUSES
+    def __init__(self, number: int, trial: Trial, expected: Results, calls: int, turns: _Turns) -> None:
+        self.number, self.trial, self.expected, self.turns = number, trial, expected, turns
+        self.calls = [trial.copy() for _ in range(_IN_TURN + calls)]
         self.found: tuple[str, str] | None = None
         self.error: Exception | None = None
         self.is_stuck = False
@@ -102,28 +142,50 @@ class _Worker:
 
     def run(self, barrier: threading.Barrier) -> None:
         barrier.wait(_PATIENCE)
-        sys.settrace(self._trace)  # of this thread
         try:
-            results = [results_in(call, call.op(*call.args, **call.kwargs)) for call in self.calls]
+            with self._in_turn():
+                results = [self._results(call) for call in self.calls[:_IN_TURN]]
+            barrier.wait(_PATIENCE)
+            results += [self._results(call) for call in self.calls[_IN_TURN:]]
+        except threading.BrokenBarrierError:  # the other failed, or is stuck
+            return
         except Exception as error:  # of the operator; `_compare` raises it
             self.error = error
+            barrier.abort()
             return
-        finally:
-            sys.settrace(None)
         for each in results:
             self.found = self.found or first_difference(each, self.expected, rtol=self.trial.rtol)
 
+    @staticmethod
+    def _results(call: Trial) -> Results:
+        return results_in(call, call.op(*call.args, **call.kwargs))
+
+    @contextlib.contextmanager
+    def _in_turn(self) -> Iterator[None]:
+        """Within the block this thread makes steps: at lines of the user's code, and after what these call of C."""
+        self.turns.step(self.number)
+        sys.settrace(self._trace)  # of this thread
+        sys.setprofile(self._profile)
+        try:
+            yield
+        finally:
+            sys.setprofile(None)
+            sys.settrace(None)
+            self.turns.end(self.number)
+
     def _trace(self, frame: types.FrameType, event: str, _arg: Any) -> Any:
-        """Let the other thread go on at each line of the user's code."""
         if event == "call" and _is_in(frame, "triton.runtime.interpreter") and frame.f_code.co_name == "run":
             callers = [caller for caller, _ in traceback.walk_stack(frame)]
             self.is_interpreted |= not any(_is_in(caller, "customops._op.triton") for caller in callers)
-        if not is_users(frame.f_code.co_filename) or self.pauses <= 0:
+        if self.turns.are_over or not is_users(frame.f_code.co_filename):
             return None
         if event == "line":
-            self.pauses -= 1
-            time.sleep(_PAUSE)
+            self.turns.step(self.number)
         return self._trace
+
+    def _profile(self, frame: types.FrameType, event: str, _arg: Any) -> None:
+        if event == "c_return" and not self.turns.are_over and is_users(frame.f_code.co_filename):
+            self.turns.step(self.number)
 
 
 def _is_in(frame: types.FrameType, module: str) -> bool:

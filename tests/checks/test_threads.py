@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import threading
 
@@ -36,6 +37,37 @@ def test_a_buffer_that_calls_share(op: Finds) -> None:
         twice = buffer * 2
         thrice = buffer * 3
         return twice + thrice
+
+    op.finds(f, torch.randn(5), match=WRONG)
+
+
+def test_turns_are_the_same_each_time(op: Finds, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "_MOST_CALLS", 0)  # none at the same time
+    order: list[float] = []
+
+    def f(x: Tensor) -> Tensor:
+        first = float(x[0])
+        order.append(first)
+        total = x + 1
+        order.append(-first)
+        return total * 2
+
+    orders = []
+    for _ in range(3):
+        op.passes(f, torch.arange(1.0, 6.0))
+        orders.append([*order])
+        order.clear()
+    assert orders[0] == orders[1] == orders[2]
+    steps = orders[0]
+    assert any(one > 0 and other > 0 for one, other in itertools.pairwise(steps)), "one call began within another"
+
+
+def test_a_buffer_in_one_line(op: Finds, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "_MOST_CALLS", 0)
+    buffer = torch.zeros(5)
+
+    def f(x: Tensor) -> Tensor:
+        return buffer.copy_(x) * 2
 
     op.finds(f, torch.randn(5), match=WRONG)
 
