@@ -199,6 +199,11 @@ def ignoring_aliases() -> Any:
     return importlib.import_module("torch._functorch.config").patch(check_custom_op_aliasing=False)
 
 
+def without_cache_of_fakes() -> Any:
+    """Context manager: fake modes keep no results. Of symbolic sizes it takes longer to keep them than to work out."""
+    return importlib.import_module("torch._dynamo.config").patch(fake_tensor_cache_enabled=False)
+
+
 class Wrapper(torch.Tensor):
     """A tensor that wraps another, and passes what is done with it on to that."""
 
@@ -430,7 +435,8 @@ class SymbolicRun:
         self._source: Any = importlib.import_module("torch._dynamo.source").ConstantSource
         self._integer: Any = importlib.import_module("sympy").Integer
         self.env: Any = self._shapes.ShapeEnv(duck_shape=False)
-        self.mode: Any = torch._subclasses.FakeTensorMode(shape_env=self.env)
+        with without_cache_of_fakes():
+            self.mode: Any = torch._subclasses.FakeTensorMode(shape_env=self.env)
         self._inputs: list[Any] = []
 
     @contextlib.contextmanager

@@ -17,7 +17,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType, NoneType
@@ -410,30 +410,30 @@ class Run:
         return tuple(self.results), tuple(failures), tuple(self.left_out)
 
     def _accepted(self) -> Iterator[Case]:
+        asks = self._asks_first_calls and can_fork() and not self.samples[0].is_builtin
+        # What this process keeps of calls, a fork of it before any does not have.
+        with closing(Fork(self.samples[0].op)) if asks else nullcontext() as fork:
+            yield from self._accepted_by(fork)
+
+    def _accepted_by(self, fork: Fork | None) -> Iterator[Case]:
         variation = variation_of(self.custom_op)
         branches = Branches(self.samples[0]) if self.searches and any(_SEARCHING[self.effort]) else None
         for number, sample in enumerate(self.samples, self.first):
             outcomes: dict[str, bool] = {}
             derived = derive(sample, variation, self.effort, number, outcomes)
             settings = Settings.now()
-            # What this process keeps of calls, a fork of it before any does not have.
-            fork = Fork(sample.op) if self._asks_first_calls and can_fork() and not sample.is_builtin else None
-            try:
-                probed = probe(
-                    self._announced(derived),
-                    at_most=_INPUTS[self.effort][number > 0],
-                    seconds=_SLOW[self.effort],
-                    branches=branches,
-                    outcomes=outcomes,
-                    limits=self.limits,
-                )
-                limits = (_SEARCHING[self.effort][number > 0], _SLOW[self.effort], self.limits)
-                found = [] if branches is None else search(probed, variation, branches, *limits)
-                accepted = [*probed.accepted[:1], *found, *probed.accepted[1:]]
-                accepted = accepted if fork is None else fork.with_results(accepted)
-            finally:
-                if fork is not None:
-                    fork.close()
+            probed = probe(
+                self._announced(derived),
+                at_most=_INPUTS[self.effort][number > 0],
+                seconds=_SLOW[self.effort],
+                branches=branches,
+                outcomes=outcomes,
+                limits=self.limits,
+            )
+            limits = (_SEARCHING[self.effort][number > 0], _SLOW[self.effort], self.limits)
+            found = [] if branches is None else search(probed, variation, branches, *limits)
+            accepted = [*probed.accepted[:1], *found, *probed.accepted[1:]]
+            accepted = accepted if fork is None else fork.with_results(accepted)
             settings.restore()
             seconds = probed.seconds / max(len(probed.accepted) + len(probed.rejected), 1)
             for each in probed.rejected:

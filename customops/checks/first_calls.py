@@ -2,14 +2,16 @@
 
 What a kernel keeps between calls, a table by size, a limit of the first call, a compiled function by dtype, gives
 later calls wrong results if its key lacks what they depend on. So a fork is made before inputs are derived and tried.
-It is asked for the results of some of them, and forks itself for each kind, and for each argument that a number is
-given for. So no call comes after the sample there: what is kept is not kept of the same call as in this process.
+It is asked for the results of some of them, and forks itself for the sample, and for the others together. These come
+after a call that is unlike the sample in all that they change: what is kept is not kept of the same call as in this
+process.
 """
 
 from __future__ import annotations
 
 import collections
 import contextlib
+import gc
 import io
 import itertools
 import os
@@ -18,7 +20,7 @@ import signal
 import struct
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -28,7 +30,7 @@ from customops.checks._inputs import tensors_in
 from customops.checks._outcome import NotExercised, require
 from customops.checks._runs import Results, attempt, compare, steady_results
 from customops.checks._trial import Case, Trial
-from customops.checks._variants import other_arguments, other_numbers, other_sizes
+from customops.checks._variants import other_arguments, other_numbers, other_sizes, other_values
 
 _TIMEOUT = 5.0  #: seconds for a call; a lock that another thread held in the parent stays held in a fork
 _SECONDS = 1.0  #: of processor time for all calls of a sample
@@ -63,11 +65,8 @@ def _before_others(trial: Trial) -> Results | None:
     """The results of a call that comes before others, which then are made; None if this process cannot be forked."""
     if not can_fork():
         return None
-    fork = Fork(trial.op)
-    try:
+    with contextlib.closing(Fork(trial.op)) as fork:
         (case,) = fork.with_results([Case(trial)])
-    finally:
-        fork.close()
     for other in itertools.chain(other_numbers(trial), other_arguments(trial, "quick"), other_sizes(trial)):
         attempt(other.detached())
     return None if case.trial.first is None else dict(case.trial.first)
@@ -95,36 +94,28 @@ class Fork:
                 os._exit(0)
         os.close(ask_read)
         os.close(answer_write)
-        self._left = _SECONDS
-        self._slowest = 0.0  #: seconds of a call
+        self._left = self._slowest = 0.0  #: seconds for further calls of a sample, and those of the slowest one
+        self._has_compiled = False
 
     def with_results(self, cases: Sequence[Case]) -> list[Case]:
         """The cases, with the results of first calls for some of them."""
-        counts, groups = collections.Counter[str](), collections.defaultdict[Any, list[int]](list)
-        given = next((case.trial for case in cases if case.kind == "sample"), None)
-        for number, case in enumerate(cases):
-            kind = "named" if case.is_named else case.kind
-            counts[kind] += 1
-            if counts[kind] <= (_MOST_OF_FURTHER if case.sample else _MOST).get(kind, 0):
-                groups[case.kind, _changed(case.trial, given)].append(number)
-        found, has_compiled = [*cases], False
-        for numbers in groups.values():
-            results = self._results([cases[number].trial for number in numbers])
-            for number, each in zip(numbers, results, strict=False):
+        found, self._left, self._slowest = [*cases], _SECONDS, 0.0
+        for before, numbers in _processes(cases):
+            stay = bool(before) and self._slowest > _COMPILES and not self._has_compiled  # once is enough
+            self._has_compiled |= stay
+            results = self._results([*before, *(cases[number].trial for number in numbers)], stay)
+            for number, each in zip(numbers, results[len(before) :], strict=False):
                 found[number] = replace(cases[number], trial=replace(cases[number].trial, first=each))
-            if self._slowest > _COMPILES and not has_compiled:  # once is enough
-                self._results([cases[numbers[0]].trial], stay=True)
-                has_compiled = True
         return found
 
     def _results(self, trials: Sequence[Trial], stay: bool = False) -> list[Results | None]:
-        """The results of calls in one process, None for one that fails; fewer where a call ends the process.
+        """The results of calls in one process, None for one that fails; fewer where a call ends it, or time does.
 
         If they are to `stay`, all later calls come after them.
         """
         found: list[Results | None] = []
         try:
-            requests = _saved(([(trial.args, trial.kwargs) for trial in trials], stay))
+            requests = _saved(([(trial.args, trial.kwargs) for trial in trials], stay, self._left))
         except Exception:  # a generator, say
             return found
         if self._left <= 0:
@@ -152,18 +143,24 @@ def _serve(op: Any, ask: int, answer: int) -> None:
     """In the fork: answer until nobody asks."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)  # the threads of the parent are not there
+    gc.disable()  # it would write to all memory, of which each fork then had a copy
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
     os.dup2(nowhere, 2)
     while message := _read(ask):
-        calls, stay = _loaded(message)
+        calls, stay, left = _loaded(message)
         if (child := 0 if stay else os.fork()) == 0:
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
             for args, kwargs in calls:
+                if left <= 0:
+                    _write(answer, b"")
+                    break
                 signal.setitimer(signal.ITIMER_REAL, _TIMEOUT)
                 start = time.process_time()
                 results = attempt(Trial(op, args, kwargs).detached())
-                _write(answer, _saved((results, time.process_time() - start)))
+                seconds = time.process_time() - start
+                left -= seconds
+                _write(answer, _saved((results, seconds)))
             signal.setitimer(signal.ITIMER_REAL, 0)
             if stay:
                 continue
@@ -173,10 +170,47 @@ def _serve(op: Any, ask: int, answer: int) -> None:
             _write(answer, b"")
 
 
-def _changed(trial: Trial, given: Trial | None) -> Any:
+def _processes(cases: Sequence[Case]) -> Iterator[tuple[list[Trial], list[int]]]:
+    """Which cases, by number, are called in one process, and what is called there before."""
+    counts, groups = collections.Counter[str](), collections.defaultdict[Any, list[int]](list)
+    for number, case in enumerate(cases):
+        kind = "named" if case.is_named else case.kind
+        counts[kind] += 1
+        if counts[kind] <= (_MOST_OF_FURTHER if case.sample else _MOST).get(kind, -1) + 1:
+            key = case.kind, *_changed(case.trial, cases[0].trial)
+            groups[key].append(number)
+    unlike, together = cases[0].trial, list[int]()
+    for (kind, *_), numbers in groups.items():
+        trial = _unlike(unlike, cases[numbers[-1]].trial, cases[0].trial)
+        if kind == "sample" or attempt(trial.detached()) is None:
+            yield [], numbers
+        else:
+            unlike = trial
+            together += numbers[:-1] or numbers  # what is kept of a call like one of these is not told from its own
+    if together:
+        yield [(other_values(unlike.detached()) or unlike)], together
+
+
+def _changed(trial: Trial, given: Trial) -> list[str]:
     """The arguments without tensors that differ from those of the sample: a kernel may keep those of a first call."""
-    known = {} if given is None else given.arguments
-    return tuple(n for n, v in trial.arguments.items() if not tensors_in(v) and repr(v) != repr(known.get(n)))
+    return [n for n, v in trial.arguments.items() if not tensors_in(v) and repr(v) != repr(given.arguments.get(n))]
+
+
+def _unlike(trial: Trial, other: Trial, given: Trial) -> Trial:
+    """The call with all in which `other` differs from the sample as well."""
+    differs = {*_changed(other, given)}
+    dtypes = dict[str, torch.dtype]()
+    for name, value in other.arguments.items():
+        before = given.arguments.get(name)
+        if isinstance(value, torch.Tensor) and isinstance(before, torch.Tensor):
+            if value.dtype != before.dtype:
+                dtypes[name] = value.dtype
+            elif value.shape != before.shape:
+                differs.add(name)
+        elif tensors_in(value) and value is not before:
+            differs.add(name)
+    changed = trial.with_arguments(**{name: other.arguments[name] for name in differs})
+    return changed.map_tensors(lambda name, x: x.to(dtypes[name]) if name in dtypes else x)
 
 
 def _saved(value: Any) -> bytes:

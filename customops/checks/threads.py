@@ -27,10 +27,10 @@ from customops.checks._trial import Trial
 from customops.checks._variants import other_values
 from customops.errors import is_users
 
-_IN_TURN = 8  #: calls in each thread, of which one runs at a time
-_CALLS, _MOST_CALLS = 4, 20  #: further ones, at the same time
-_BUDGET = 0.015  #: seconds of calls in each thread, where more than the fewest calls fit in
-_MOST_STEPS = 400  #: of calls in turn, after which those that go on do not wait any more
+_IN_TURN = 6  #: calls in each thread, of which one runs at a time
+_CALLS, _MOST_CALLS = 2, 20  #: further ones, at the same time
+_BUDGET = 0.005  #: seconds of calls in each thread, where more than the fewest calls fit in
+_MOST_STEPS = 150  #: of calls in turn, after which those that go on do not wait any more
 _WAIT = 0.02  #: seconds, beyond those of a call, after which the other thread is taken to wait for this one: for a lock
 _PATIENCE = 10.0  #: seconds, at the least, until calls that do not return are taken for stuck
 
