@@ -30,7 +30,7 @@ from customops.errors import is_users
 _IN_TURN = 6  #: calls in each thread, of which one runs at a time
 _CALLS, _MOST_CALLS = 2, 20  #: further ones, at the same time
 _BUDGET = 0.005  #: seconds of calls in each thread, where more than the fewest calls fit in
-_MOST_STEPS = 150  #: of calls in turn, after which those that go on do not wait any more
+_MOST_STEPS = 150  #: of calls in turn, after which one goes on to its end, and then the other
 _WAIT = 0.02  #: seconds, beyond those of a call, after which the other thread is taken to wait for this one: for a lock
 _PATIENCE = 10.0  #: seconds, at the least, until calls that do not return are taken for stuck
 
@@ -52,7 +52,7 @@ def check(trial: Trial) -> None:
 
 
 def _compare(calls: int, seconds: float, *expected: tuple[Trial, Results]) -> None:
-    turns, barrier = _Turns(_WAIT + seconds), threading.Barrier(len(expected))
+    turns, barrier = _Turns(_WAIT + _IN_TURN * seconds), threading.Barrier(len(expected))
     workers = [_Worker(number, *each, calls, turns) for number, each in enumerate(expected)]
     threads = [threading.Thread(target=worker.run, args=(barrier,), daemon=True) for worker in workers]
     dtype, interval = torch.get_default_dtype(), sys.getswitchinterval()
@@ -108,9 +108,9 @@ class _Turns:
         with self._moved:
             self._left -= 1
             self._is_away[number] = False
-            if self._whose == number and self._random.random() < 0.5:
+            if self._whose == number and not self.are_over and self._random.random() < 0.5:
                 self._give(1 - number)
-            if not self._moved.wait_for(lambda: self._whose == number or self.are_over, self._wait):
+            if not self._moved.wait_for(lambda: self._whose == number, self._wait):
                 self._is_away[1 - number] = True
                 self._whose = number
 

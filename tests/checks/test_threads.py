@@ -43,6 +43,7 @@ def test_a_buffer_that_calls_share(op: Finds) -> None:
 
 def test_turns_are_the_same_each_time(op: Finds, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threads, "_MOST_CALLS", 0)  # none at the same time
+    monkeypatch.setattr(threads, "_WAIT", 60.0)
     order: list[float] = []
 
     def f(x: Tensor) -> Tensor:
