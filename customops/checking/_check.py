@@ -159,17 +159,16 @@ def check(
         raise UsageError("no such effort", argument="effort", expected=", ".join(EFFORTS), got=repr(effort))
     skipped, not_chosen = _known("skip", skip), []
     trials = trials_of(op, samples, reference)
-    has_reference = trials[0].reference is not None
     if only is not None:
         chosen = {name: CHECKS[name] for name in _known("only", only) if name not in skipped}
         not_chosen.append(f"all checks but {', '.join(chosen)} (only=)")
     else:
         allowed = EFFORTS[: EFFORTS.index(effort) + 1]
         rows = {name: row for name, row in CHECKS.items() if name not in skipped}
-        is_chosen = {n: r.effort in allowed or (has_reference and r.takes_reference) for n, r in rows.items()}
-        chosen = {name: row for name, row in rows.items() if is_chosen[name]}
-        for least in EFFORTS:
-            if names := [name for name, row in rows.items() if row.effort == least and not is_chosen[name]]:
+        efforts = {name: row.effort_for(trials[0]) for name, row in rows.items()}
+        chosen = {name: row for name, row in rows.items() if efforts[name] in allowed}
+        for least in EFFORTS[len(allowed) :]:
+            if names := [name for name, effort_of in efforts.items() if effort_of == least]:
                 not_chosen.append(f'{", ".join(names)} (effort="{least}" runs them)')
     if skipped:
         not_chosen.append(f"{', '.join(skipped)} (skip=)")

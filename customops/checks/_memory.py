@@ -18,8 +18,8 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 def byte_range(tensor: torch.Tensor) -> tuple[int, int]:
     """Where in its storage a strided tensor starts and ends."""
     start = int(tensor.storage_offset()) * tensor.element_size()
-    if tensor.numel() == 0:
-        return start, start
+    if tensor.numel() == 0 or tensor.is_contiguous():
+        return start, start + tensor.numel() * tensor.element_size()
     last = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
     return start, start + int(last + 1) * tensor.element_size()
 

@@ -143,9 +143,10 @@ _ALLOCATING = ("aten::empty", "aten::new_empty", "aten::resize", "aten::set_", "
 def call(trial: Trial, *, moved: bool = False, op: Callable[..., Any] | None = None) -> Any:
     """Call the operator, or `op`, on these very tensors and copies of generators; from another seed if `moved`."""
 
-    args, kwargs = _torch.tensors.tree_map(
-        lambda value: value.clone_state() if isinstance(value, torch.Generator) else value, (trial.args, trial.kwargs)
-    )
+    args, kwargs = trial.args, trial.kwargs
+    if any(isinstance(value, torch.Generator) for value in (*args, *kwargs.values())):
+        copy = lambda value: value.clone_state() if isinstance(value, torch.Generator) else value  # noqa: E731
+        args, kwargs = _torch.tensors.tree_map(copy, (args, kwargs))
     with quiet(), seeded((args, kwargs)):
         if moved:
             torch.default_generator.manual_seed(12345)

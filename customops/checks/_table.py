@@ -133,14 +133,15 @@ def unless_derived(is_derived: Callable[[Trial], Any], select: Selection, few: S
     return chosen
 
 
-def some_of_each(select: Selection) -> Selection:
-    """Of what `select` picks, at most six inputs of a kind, and those that the code mentions."""
+def some_of_each(select: Selection, limit: int) -> Selection:
+    """Of what `select` picks, at most `limit` inputs of a kind, of those that the code mentions as well."""
 
     def chosen(cases: Sequence[Case], effort: Effort) -> Iterable[Case]:
         seen: Counter[str] = Counter()
         for case in select(cases, effort):
-            seen[case.kind] += 1
-            if case.is_named or seen[case.kind] <= 6:
+            kind = "named" if case.is_named else case.kind
+            seen[kind] += 1
+            if seen[kind] <= limit:
                 yield case
 
     return chosen
@@ -188,8 +189,16 @@ def indexed(cases: Sequence[Case], effort: Effort) -> Iterable[Case]:
     return found if effort == "thorough" else found[:6]
 
 
+def _has_reference(trial: Trial) -> bool:
+    return trial.reference is not None
+
+
 def _fake_is_derived(trial: Trial) -> bool:
     return trial.fake_is_reference
+
+
+def _gradient_is_derived(trial: Trial) -> bool:
+    return trial.gradient_is_reference
 
 
 def _is_traced_from_reference(trial: Trial) -> bool:
@@ -209,7 +218,7 @@ class Check:
         effort: the lowest effort of `customops.check` at which it runs.
         after: checks whose failures are the likely cause of a failure of this one. If one of them fails, this check
             does not run.
-        takes_reference: it compares with the reference function. If there is one, the check runs at any effort.
+        effort_if: a condition on the first sample, and the lowest effort where it holds.
     """
 
     run: Callable[[Trial], None]
@@ -217,7 +226,11 @@ class Check:
     inputs: Selection = samples
     effort: Effort = "normal"
     after: tuple[str, ...] = ()
-    takes_reference: bool = False
+    effort_if: tuple[Callable[[Trial], bool], Effort] | None = None
+
+    def effort_for(self, trial: Trial) -> Effort:
+        """The lowest effort at which it runs on what is derived from a sample."""
+        return self.effort_if[1] if self.effort_if is not None and self.effort_if[0](trial) else self.effort
 
     def __call__(self, trial: Trial) -> None:
         self.run(trial)
@@ -285,7 +298,7 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
         "test_faketensor": Check(
             faketensor.check,
             "fake impl against kernel",
-            unless_derived(_fake_is_derived, without_data(everything), few=some_of_each(without_data(everything))),
+            unless_derived(_fake_is_derived, without_data(everything), few=some_of_each(without_data(everything), 2)),
             "quick",
         ),
         "test_symbolic_sizes": Check(
@@ -328,7 +341,7 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
                 )
             ),
             after=_CALL,
-            takes_reference=True,
+            effort_if=(_has_reference, "quick"),
         ),
         "test_precision": Check(
             precision.check,
@@ -348,6 +361,7 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
         "test_permutations": Check(
             permutations.check,
             "elements against the same ones in another order",
+            unless_derived(_has_reference, samples, few=first),
             after=(*_CALL, "test_batches", "test_precision"),
         ),
         "test_pointwise": Check(
@@ -356,6 +370,7 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
         "test_symmetries": Check(
             symmetries.check,
             "what a change of values does to results, at other sizes and far away",
+            unless_derived(_has_reference, samples, few=first),
             after=(*_CALL, "test_layouts", "test_batches", "test_kernels", "test_precision"),
         ),
         "test_stability": Check(
@@ -375,7 +390,13 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
         "test_gradients": Check(
             gradients.check,
             "gradients against finite differences, and with each other",
-            of_kinds(*_DIFFERENTIATED, each=4, number=8, size=8, list=6, also=lambda *of: [*indexed(*of), *named(*of)]),
+            unless_derived(
+                _gradient_is_derived,
+                of_kinds(
+                    *_DIFFERENTIATED, each=4, number=8, size=8, list=6, also=lambda *of: [*indexed(*of), *named(*of)]
+                ),
+                few=of_kinds(*_DIFFERENTIATED, "number", "size", "list", each=1, value=4),
+            ),
             effort="quick",
             after=(*_KERNEL, "test_autograd_registration"),
         ),
@@ -398,7 +419,9 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
         "test_forward_mode": Check(
             forward_mode.check,
             "tangents against finite differences",
-            of_kinds("value", "size", "choice", "optional", each=1, number=2),
+            unless_derived(
+                _gradient_is_derived, of_kinds("value", "size", "choice", "optional", each=1, number=2), few=samples
+            ),
             after=_GRADIENTS,
         ),
         # Transforms, modes and compilers.
@@ -427,7 +450,8 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
         "test_aot_dispatch_dynamic": Check(
             functools.partial(aot_dispatch.check, dynamic=True),
             "eager mode against AOTDispatcher with symbolic sizes",
-            unless_derived(_is_traced_from_reference, forms, few=first),
+            forms,
+            effort_if=(_is_traced_from_reference, "thorough"),
             after=(*_CALL, *_FAKE, "test_symbolic_sizes", "test_grad_modes"),
         ),
         "test_aot_backward": Check(
@@ -439,7 +463,9 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
         "test_aot_dispatch_static": Check(
             functools.partial(aot_dispatch.check, dynamic=False),
             "eager mode against AOTDispatcher with static sizes",
+            unless_derived(_is_traced_from_reference, samples, few=first),
             effort="thorough",
+            effort_if=(_is_traced_from_reference, "normal"),
             after=(*_CALL, *_FAKE, "test_aot_dispatch_dynamic"),
         ),
         "test_compiled": Check(
