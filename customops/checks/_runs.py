@@ -207,15 +207,28 @@ def results_near(
 
 def steady_results(trial: Trial) -> Results:
     """The results of a call; NotExercised if equal calls differ, by the seed or in any way, or there are no results."""
+    first = results_once(trial)
+    require_steady(trial, first)
+    return first
+
+
+def results_once(trial: Trial) -> Results:
+    """The same of one call, of which it is not known whether another is equal."""
     require_comparable(trial)
     if torch.Tag.nondeterministic_seeded in trial.op.tags:
         raise NotExercised("the operator is tagged as random: the results of two calls cannot be compared")
-    first, second = attempt(trial), attempt(trial, moved=True)
-    if first is None or second is None:
+    results = attempt(trial)
+    if results is None:
         raise NotExercised("the operator does not take these inputs")
-    require(first, "the operator neither returns nor writes anything that could be compared")
-    require(not difference(second, first), "equal calls have different results: there is nothing to compare with")
-    return first
+    require(results, "the operator neither returns nor writes anything that could be compared")
+    return results
+
+
+def require_steady(trial: Trial, results: Results) -> None:
+    """Raise NotExercised if another call, from another seed, has other results."""
+    second = attempt(trial, moved=True)
+    if second is None or difference(second, results):
+        raise NotExercised("equal calls have different results: there is nothing to compare with")
 
 
 def require_comparable(trial: Trial) -> None:

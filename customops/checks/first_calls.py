@@ -2,9 +2,9 @@
 
 What a kernel keeps between calls, a table by size, a limit of the first call, a compiled function by dtype, gives
 later calls wrong results if its key lacks what they depend on. So a fork is made before inputs are derived and tried.
-It is asked for the results of some of them, and forks itself for the sample, and for the others together. These come
-after a call that is unlike the sample in all that they change: what is kept is not kept of the same call as in this
-process.
+It is asked for the results of some of them, and forks itself for the first sample, and for the others together. These
+come after a call that is unlike the sample in all that they change: what is kept is not kept of the same call as in
+this process.
 """
 
 from __future__ import annotations
@@ -171,7 +171,12 @@ def _serve(op: Any, ask: int, answer: int) -> None:
 
 
 def _processes(cases: Sequence[Case]) -> Iterator[tuple[list[Trial], list[int]]]:
-    """Which cases, by number, are called in one process, and what is called there before."""
+    """Which cases, by number, are called in one process, and what is called there before.
+
+    The first is the sample, if the operator takes it.
+    """
+    if not cases:
+        return
     counts, groups = collections.Counter[str](), collections.defaultdict[Any, list[int]](list)
     for number, case in enumerate(cases):
         kind = "named" if case.is_named else case.kind
@@ -179,16 +184,20 @@ def _processes(cases: Sequence[Case]) -> Iterator[tuple[list[Trial], list[int]]]
         if counts[kind] <= (_MOST_OF_FURTHER if case.sample else _MOST).get(kind, -1) + 1:
             key = case.kind, *_changed(case.trial, cases[0].trial)
             groups[key].append(number)
-    unlike, together = cases[0].trial, list[int]()
-    for (kind, *_), numbers in groups.items():
+    unlike, together, given = cases[0].trial, list[int](), groups.pop(("sample",), [])
+    if given and not cases[0].sample:
+        yield [], given
+    for numbers in groups.values():
         trial = _unlike(unlike, cases[numbers[-1]].trial, cases[0].trial)
-        if kind == "sample" or attempt(trial.detached()) is None:
+        if attempt(trial.detached()) is None:
             yield [], numbers
         else:
             unlike = trial
             together += numbers[:-1] or numbers  # what is kept of a call like one of these is not told from its own
+    if cases[0].sample:  # with one process less
+        together += given
     if together:
-        yield [(other_values(unlike.detached()) or unlike)], together
+        yield [other_values(unlike.detached()) or unlike], together
 
 
 def _changed(trial: Trial, given: Trial) -> list[str]:

@@ -16,6 +16,7 @@ def doubled(x: Tensor, shift: float = 0.0) -> Tensor:
     return x * 2 + shift
 
 
+DYNAMIC = "test_aot_dispatch_dynamic"
 SAMPLES = [(torch.randn(3, 4, requires_grad=True),), (torch.randn(5, requires_grad=True), 1.0)]
 
 
@@ -65,8 +66,12 @@ def test_what_is_derived_from_the_reference(registry: Registry, ns: str) -> None
     derived = customops.check(by_reference(registry, f"{ns}::derived"), SAMPLES)
     assert hand.passed, hand
     assert derived.passed, derived
-    assert len(inputs_of(hand, "test_aot_dispatch_dynamic")) == 2
-    assert len(inputs_of(derived, "test_aot_dispatch_dynamic")) == 1
+    assert len(inputs_of(hand, DYNAMIC)) == 2
+    assert not inputs_of(hand, "test_aot_dispatch_static")
+    assert len(inputs_of(derived, "test_aot_dispatch_static")) == 1
+    assert not inputs_of(derived, DYNAMIC)
+    assert any(DYNAMIC in each and "thorough" in each for each in derived.left_out)
+    assert inputs_of(customops.check(by_reference(registry, f"{ns}::only"), SAMPLES, only=DYNAMIC), DYNAMIC)
     assert len(inputs_of(derived, "test_sharding")) == 1
     tried = ["sample 1", "sample 2", "sample 2, shift left out"]
     assert inputs_of(derived, "test_vmap") == inputs_of(derived, "test_symbolic_sizes") == tried
