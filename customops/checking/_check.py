@@ -47,7 +47,7 @@ from customops.checks._outcome import (
 from customops.checks._runs import attempt, fake_error
 from customops.checks._table import Check
 from customops.checks._trial import EFFORTS, FAILS, Case, Effort, Trial, of_reference, resolve
-from customops.checks.first_calls import Fork, can_fork
+from customops.checks.first_calls import Forks, can_fork
 from customops.checks.inputs import Branches, derive, probe, search, shrink, variation_of
 from customops.checks.kernels import REFUSED, Reached
 from customops.checks.state import Settings
@@ -82,7 +82,7 @@ _INPUTS: dict[Effort, tuple[int, ...]] = {"quick": (12, 12), "normal": (60, 20),
 #: is reported.
 _SLOW: dict[Effort, float] = {"quick": 2.0, "normal": 10.0, "thorough": 600.0}
 #: How many more are tried at most, of the first sample and of each further one, for branches that no other takes.
-_SEARCHING: dict[Effort, tuple[int, int]] = {"quick": (0, 0), "normal": (250, 60), "thorough": (20_000, 20_000)}
+_SEARCHING: dict[Effort, tuple[int, int]] = {"quick": (0, 0), "normal": (200, 50), "thorough": (20_000, 20_000)}
 #: The same after which nothing more is tried, but for what has begun. That is reported, too.
 _LATE: dict[Effort, float] = {"quick": 10.0, "normal": 60.0, "thorough": 3600.0}
 _PATIENCE = 2.0  #: seconds before the line of progress is shown
@@ -345,7 +345,7 @@ class Run:
             warnings.simplefilter("ignore")
             yield 0, 1, INPUTS
             with observe(self.reached):
-                cases = self.cases = list(self._accepted()) if self.cases is None else self.cases
+                cases = self.cases = self._accepted() if self.cases is None else self.cases
             self.reached.devices |= {tensor.device.type for case in cases for tensor in case.trial.tensors}
             rows = self.chosen.items() if cases else ()
             work = [(name, list(row.inputs(cases, self.effort))) for name, row in rows]
@@ -408,13 +408,14 @@ class Run:
             failures.append(Failure(self.op, check, error, label_of(case), args, kwargs, count, self.source))
         return tuple(self.results), tuple(failures), tuple(self.left_out)
 
-    def _accepted(self) -> Iterator[Case]:
-        asks = self._asks_first_calls and can_fork() and not self.samples[0].is_builtin
+    def _accepted(self) -> list[Case]:
+        if not (self._asks_first_calls and can_fork()) or self.samples[0].is_builtin:
+            return [*self._accepted_here()]
         # What this process keeps of calls, a fork of it before any does not have.
-        with closing(Fork(self.samples[0].op)) if asks else nullcontext() as fork:
-            yield from self._accepted_by(fork)
+        with closing(Forks(self.samples[0].op)) as forks:
+            return forks.with_results([*self._accepted_here()])
 
-    def _accepted_by(self, fork: Fork | None) -> Iterator[Case]:
+    def _accepted_here(self) -> Iterator[Case]:
         variation = variation_of(self.custom_op)
         branches = Branches(self.samples[0]) if self.searches and any(_SEARCHING[self.effort]) else None
         for number, sample in enumerate(self.samples, self.first):
@@ -431,8 +432,6 @@ class Run:
             )
             limits = (_SEARCHING[self.effort][number > 0], _SLOW[self.effort], self.limits)
             found = [] if branches is None else search(probed, variation, branches, *limits)
-            accepted = [*probed.accepted[:1], *found, *probed.accepted[1:]]
-            accepted = accepted if fork is None else fork.with_results(accepted)
             settings.restore()
             seconds = probed.seconds / max(len(probed.accepted) + len(probed.rejected), 1)
             for each in probed.rejected:
@@ -442,7 +441,7 @@ class Run:
                     self._add(INPUTS, "rejected", [each.case], seconds, in_short(each.kernel_error, 200))
             if probed.is_late:
                 self.left_out.append(f"inputs left out ({_SLOW[self.effort]:g} s)")
-            yield from accepted
+            yield from (*probed.accepted[:1], *found, *probed.accepted[1:])
 
     def _fault_of(self, case: Case, error: BaseException) -> CheckError | None:
         """What is wrong where a call raised `error`; None if the operator refused its inputs."""

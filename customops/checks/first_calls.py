@@ -1,10 +1,9 @@
 """test_first_calls: a call has the result that it has in a process in which the operator was not called before.
 
 What a kernel keeps between calls, a table by size, a limit of the first call, a compiled function by dtype, gives
-later calls wrong results if its key lacks what they depend on. So a fork is made before inputs are derived and tried.
-It is asked for the results of some of them, and forks itself for the first sample, and for the others together. These
-come after a call that is unlike the sample in all that they change: what is kept is not kept of the same call as in
-this process.
+later calls wrong results if its key lacks what they depend on. So two forks are made before inputs are derived and
+tried. One calls the sample, the other some of the inputs. These come after a call that is unlike the sample in all that
+they change: what is kept is not kept of the same call as in this process.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ import signal
 import struct
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -33,8 +32,7 @@ from customops.checks._trial import Case, Trial
 from customops.checks._variants import other_arguments, other_numbers, other_sizes, other_values
 
 _TIMEOUT = 5.0  #: seconds for a call; a lock that another thread held in the parent stays held in a fork
-_SECONDS = 1.0  #: of processor time for all calls of a sample
-_COMPILES = 0.2  #: seconds of processor time, after which a first call is taken to compile something
+_SECONDS = 1.0  #: of processor time for all calls of a fork
 #: How many inputs of a kind are called, of the first sample, and of each further one.
 _MOST = {"sample": 1, "number": 6, "named": 6, "choice": 4, "dtype": 4, "size": 4, "optional": 3, "value": 3, "list": 2}
 _MOST_OF_FURTHER = {"sample": 1, "number": 2, "named": 2, "choice": 2, "optional": 2}
@@ -65,8 +63,8 @@ def _before_others(trial: Trial) -> Results | None:
     """The results of a call that comes before others, which then are made; None if this process cannot be forked."""
     if not can_fork():
         return None
-    with contextlib.closing(Fork(trial.op)) as fork:
-        (case,) = fork.with_results([Case(trial)])
+    with contextlib.closing(Forks(trial.op)) as forks:
+        (case,) = forks.with_results([Case(trial)])
     for other in itertools.chain(other_numbers(trial), other_arguments(trial, "quick"), other_sizes(trial)):
         attempt(other.detached())
     return None if case.trial.first is None else dict(case.trial.first)
@@ -77,9 +75,27 @@ def can_fork() -> bool:
     return hasattr(os, "fork") and not torch.cuda.is_initialized()
 
 
-class Fork:
-    """A copy of this process as it is now, which calls an operator in copies of itself."""
+class Forks:
+    """Two copies of this process as it is now: for the sample, and for the inputs that are made of it."""
 
+    def __init__(self, op: Any) -> None:
+        self._forks = _Fork(op), _Fork(op)
+
+    def with_results(self, cases: Sequence[Case]) -> list[Case]:
+        """The cases, with the results of first calls for some of them."""
+        found = [*cases]
+        for fork, (before, numbers) in zip(self._forks, _parts(cases), strict=True):
+            results = fork.results([*before, *(cases[number].trial for number in numbers)])
+            for number, each in zip(numbers, results[len(before) :], strict=False):
+                found[number] = replace(cases[number], trial=replace(cases[number].trial, first=each))
+        return found
+
+    def close(self) -> None:
+        for fork in self._forks:
+            fork.close()
+
+
+class _Fork:
     def __init__(self, op: Any) -> None:
         (ask_read, self._ask), (self._answer, answer_write) = os.pipe(), os.pipe()
         with warnings.catch_warnings():
@@ -94,42 +110,21 @@ class Fork:
                 os._exit(0)
         os.close(ask_read)
         os.close(answer_write)
-        self._left = self._slowest = 0.0  #: seconds for further calls of a sample, and those of the slowest one
-        self._has_compiled = False
 
-    def with_results(self, cases: Sequence[Case]) -> list[Case]:
-        """The cases, with the results of first calls for some of them."""
-        found, self._left, self._slowest = [*cases], _SECONDS, 0.0
-        for before, numbers in _processes(cases):
-            stay = bool(before) and self._slowest > _COMPILES and not self._has_compiled  # once is enough
-            self._has_compiled |= stay
-            results = self._results([*before, *(cases[number].trial for number in numbers)], stay)
-            for number, each in zip(numbers, results[len(before) :], strict=False):
-                found[number] = replace(cases[number], trial=replace(cases[number].trial, first=each))
-        return found
-
-    def _results(self, trials: Sequence[Trial], stay: bool = False) -> list[Results | None]:
-        """The results of calls in one process, None for one that fails; fewer where a call ends it, or time does.
-
-        If they are to `stay`, all later calls come after them.
-        """
+    def results(self, trials: Sequence[Trial]) -> list[Results | None]:
+        """The results of calls, None for one that fails; fewer where a call ends the process, or time does."""
         found: list[Results | None] = []
         try:
-            requests = _saved(([(trial.args, trial.kwargs) for trial in trials], stay, self._left))
+            requests = _saved([(trial.args, trial.kwargs) for trial in trials])
         except Exception:  # a generator, say
-            return found
-        if self._left <= 0:
             return found
         with contextlib.suppress(BrokenPipeError):
             _write(self._ask, requests)
             while len(found) < len(trials):
                 ready = select.select([self._answer], [], [], 2 * _TIMEOUT)[0]
                 if not ready or not (answer := _read(self._answer)):  # it ended, or waits for something
-                    self._left = 0.0
                     break
-                results, seconds = _loaded(answer)
-                self._left, self._slowest = self._left - seconds, max(self._slowest, seconds)
-                found.append(results)
+                found.append(_loaded(answer))
         return found
 
     def close(self) -> None:
@@ -140,64 +135,50 @@ class Fork:
 
 
 def _serve(op: Any, ask: int, answer: int) -> None:
-    """In the fork: answer until nobody asks."""
+    """In the fork: wait for calls, and answer with their results."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)  # the threads of the parent are not there
-    gc.disable()  # it would write to all memory, of which each fork then had a copy
+    gc.disable()  # it would write to all memory, of which the fork then had a copy
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
     os.dup2(nowhere, 2)
-    while message := _read(ask):
-        calls, stay, left = _loaded(message)
-        if (child := 0 if stay else os.fork()) == 0:
-            signal.signal(signal.SIGALRM, signal.SIG_DFL)
-            for args, kwargs in calls:
-                if left <= 0:
-                    _write(answer, b"")
-                    break
-                signal.setitimer(signal.ITIMER_REAL, _TIMEOUT)
-                start = time.process_time()
-                results = attempt(Trial(op, args, kwargs).detached())
-                seconds = time.process_time() - start
-                left -= seconds
-                _write(answer, _saved((results, seconds)))
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            if stay:
-                continue
-            os._exit(0)
-        _, status = os.waitpid(child, 0)
-        if status:
-            _write(answer, b"")
+    if message := _read(ask):
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        end = time.process_time() + _SECONDS
+        for args, kwargs in _loaded(message):
+            signal.setitimer(signal.ITIMER_REAL, _TIMEOUT)
+            _write(answer, _saved(attempt(Trial(op, args, kwargs).detached())))
+            if time.process_time() > end:
+                break
 
 
-def _processes(cases: Sequence[Case]) -> Iterator[tuple[list[Trial], list[int]]]:
-    """Which cases, by number, are called in one process, and what is called there before.
-
-    The first is the sample, if the operator takes it.
-    """
+def _parts(cases: Sequence[Case]) -> tuple[tuple[list[Trial], list[int]], ...]:
+    """For each fork which of the cases it calls, by number, and what it calls before."""
     if not cases:
-        return
-    counts, groups = collections.Counter[str](), collections.defaultdict[Any, list[int]](list)
+        return ([], []), ([], [])
+    counts, groups, given = collections.Counter[Any](), collections.defaultdict[Any, list[int]](list), cases[0].trial
+    alone, further = list[int](), list[int]()
     for number, case in enumerate(cases):
         kind = "named" if case.is_named else case.kind
-        counts[kind] += 1
-        if counts[kind] <= (_MOST_OF_FURTHER if case.sample else _MOST).get(kind, -1) + 1:
-            key = case.kind, *_changed(case.trial, cases[0].trial)
-            groups[key].append(number)
-    unlike, together, given = cases[0].trial, list[int](), groups.pop(("sample",), [])
-    if given and not cases[0].sample:
-        yield [], given
+        counts[case.sample, kind] += 1
+        left = (_MOST_OF_FURTHER if case.sample else _MOST).get(kind, -1) - counts[case.sample, kind]
+        if case.sample == cases[0].sample and kind != "sample":
+            if left >= -1:
+                groups[tuple([case.kind, *_changed(case.trial, given)])].append(number)
+        elif left >= 0:
+            (further if number else alone).append(number)
+    unlike, others = given, list[int]()
     for numbers in groups.values():
-        trial = _unlike(unlike, cases[numbers[-1]].trial, cases[0].trial)
-        if attempt(trial.detached()) is None:
-            yield [], numbers
-        else:
-            unlike = trial
-            together += numbers[:-1] or numbers  # what is kept of a call like one of these is not told from its own
-    if cases[0].sample:  # with one process less
-        together += given
-    if together:
-        yield [other_values(unlike.detached()) or unlike], together
+        for number in reversed(numbers):
+            trial = _unlike(unlike, cases[number].trial, given)
+            if attempt(trial.detached()) is not None:
+                unlike = trial
+                if len(numbers) > 1:  # what is kept of a call like it is not told from what is kept of itself
+                    numbers.remove(number)
+                break
+        others += numbers
+    others += further
+    return ([], alone), ([other_values(unlike.detached()) or unlike] if others else [], others)
 
 
 def _changed(trial: Trial, given: Trial) -> list[str]:
