@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -138,20 +137,6 @@ def unless_derived(is_derived: Callable[[Trial], Any], select: Selection, few: S
     return chosen
 
 
-def some_of_each(select: Selection, limit: int) -> Selection:
-    """Of what `select` picks, at most `limit` inputs of a kind, of those that the code mentions as well."""
-
-    def chosen(cases: Sequence[Case], effort: Effort) -> Iterable[Case]:
-        seen: Counter[str] = Counter()
-        for case in select(cases, effort):
-            kind = "named" if case.is_named else case.kind
-            seen[kind] += 1
-            if seen[kind] <= limit:
-                yield case
-
-    return chosen
-
-
 def named(cases: Sequence[Case], effort: Effort) -> Iterable[Case]:
     """The inputs that were changed to what the code of the op mentions."""
     found = [case for case in cases if case.is_named]
@@ -248,6 +233,7 @@ _KERNEL = (*_CALL, "test_layouts", "test_writes", "test_batches", "test_permutat
 _FAKE = ("test_schema", "test_faketensor")
 _COMPILED = (*_CALL, *_FAKE, "test_aot_dispatch_dynamic")
 _WAYS = ("choice", "optional", "list")  #: kinds of inputs for which code goes other ways
+_KINDS = (*_WAYS, "size", "dtype", "layout", "value", "number")  #: most kinds of inputs
 _DIFFERENTIATED = ("value", "choice", "same", "optional", "padding", "broadcast")  #: kinds of inputs
 _GRADIENTS = (*_KERNEL, "test_autograd_registration", "test_gradients")
 
@@ -303,7 +289,7 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
         "test_faketensor": Check(
             faketensor.check,
             "fake impl against kernel",
-            unless_derived(_fake_is_derived, without_data(everything), few=some_of_each(without_data(everything), 1)),
+            unless_derived(_fake_is_derived, without_data(everything), few=without_data(of_kinds(*_KINDS, each=1))),
             "quick",
         ),
         "test_symbolic_sizes": Check(

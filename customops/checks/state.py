@@ -337,6 +337,7 @@ def _check_states(trial: Trial, expected: Results) -> None:
 # Settings of the program that a call has to leave as they are, and the generators of random numbers
 
 
+_SMALLEST = sys.float_info.min  #: but for denormal numbers
 #: What it is, how to ask for it, how to set it.
 _SETTINGS: tuple[tuple[str, Callable[[], Any], Callable[[Any], Any]], ...] = (
     ("whether gradients are recorded", torch.is_grad_enabled, torch.set_grad_enabled),
@@ -350,7 +351,7 @@ _SETTINGS: tuple[tuple[str, Callable[[], Any], Callable[[Any], Any]], ...] = (
     ("the precision of matrix products", torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
     (
         "whether denormal numbers are taken for zero",
-        lambda: (torch.tensor(1e-40, dtype=torch.float32, device="cpu") * 1).item() == 0,
+        lambda: _SMALLEST / 2 == 0,  # floats of Python are computed as those of torch are
         lambda flushed: bool(torch.set_flush_denormal(flushed)),
     ),
     ("whether anomalies are detected", torch.is_anomaly_enabled, torch.set_anomaly_enabled),
