@@ -412,7 +412,7 @@ class Run:
         if not (self._asks_first_calls and can_fork()) or self.samples[0].is_builtin:
             return [*self._accepted_here()]
         # What this process keeps of calls, a fork of it before any does not have.
-        with closing(Forks(self.samples[0].op)) as forks:
+        with closing(Forks(self.samples[0])) as forks:
             return forks.with_results([*self._accepted_here()])
 
     def _accepted_here(self) -> Iterator[Case]:

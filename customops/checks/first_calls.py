@@ -1,9 +1,9 @@
 """test_first_calls: a call has the result that it has in a process in which the operator was not called before.
 
 What a kernel keeps between calls, a table by size, a limit of the first call, a compiled function by dtype, gives
-later calls wrong results if its key lacks what they depend on. So two forks are made before inputs are derived and
-tried. One calls the sample, the other some of the inputs. These come after a call that is unlike the sample in all that
-they change: what is kept is not kept of the same call as in this process.
+later calls wrong results if its key lacks what they depend on. So forks are made before inputs are derived and tried:
+one calls the sample, one for each number, flag or string the inputs with another one, and one all others. These come
+after a call that is unlike the sample in all that they change: what is kept is not kept of the same call as here.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import signal
 import struct
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -36,6 +36,8 @@ _SECONDS = 1.0  #: of processor time for all calls of a fork
 #: How many inputs of a kind are called, of the first sample, and of each further one.
 _MOST = {"sample": 1, "number": 6, "named": 6, "choice": 4, "dtype": 4, "size": 4, "optional": 3, "value": 3, "list": 2}
 _MOST_OF_FURTHER = {"sample": 1, "number": 2, "named": 2, "choice": 2, "optional": 2}
+_SAMPLE, _REST = "the sample", "the rest"  #: names of forks; others have the name of an argument
+_MOST_FORKS = 6  #: for arguments
 _LENGTH = struct.Struct("<q")
 
 
@@ -63,7 +65,7 @@ def _before_others(trial: Trial) -> Results | None:
     """The results of a call that comes before others, which then are made; None if this process cannot be forked."""
     if not can_fork():
         return None
-    with contextlib.closing(Forks(trial.op)) as forks:
+    with contextlib.closing(Forks(trial)) as forks:
         (case,) = forks.with_results([Case(trial)])
     for other in itertools.chain(other_numbers(trial), other_arguments(trial, "quick"), other_sizes(trial)):
         attempt(other.detached())
@@ -76,22 +78,24 @@ def can_fork() -> bool:
 
 
 class Forks:
-    """Two copies of this process as it is now: for the sample, and for the inputs that are made of it."""
+    """Copies of this process as it is now: for a sample, for arguments of it without tensors, and for the rest."""
 
-    def __init__(self, op: Any) -> None:
-        self._forks = _Fork(op), _Fork(op)
+    def __init__(self, sample: Trial) -> None:
+        given = {argument.name: argument.default for argument in sample.schema.arguments} | sample.arguments
+        names = [name for name, value in given.items() if isinstance(value, (int, float, str))]
+        self._forks = {name: _Fork(sample.op) for name in (_SAMPLE, *names[:_MOST_FORKS], _REST)}
 
     def with_results(self, cases: Sequence[Case]) -> list[Case]:
         """The cases, with the results of first calls for some of them."""
         found = [*cases]
-        for fork, (before, numbers) in zip(self._forks, _parts(cases), strict=True):
-            results = fork.results([*before, *(cases[number].trial for number in numbers)])
+        for name, (before, numbers) in _parts(cases, self._forks).items():
+            results = self._forks[name].results([*before, *(cases[number].trial for number in numbers)])
             for number, each in zip(numbers, results[len(before) :], strict=False):
                 found[number] = replace(cases[number], trial=replace(cases[number].trial, first=each))
         return found
 
     def close(self) -> None:
-        for fork in self._forks:
+        for fork in self._forks.values():
             fork.close()
 
 
@@ -152,12 +156,12 @@ def _serve(op: Any, ask: int, answer: int) -> None:
                 break
 
 
-def _parts(cases: Sequence[Case]) -> tuple[tuple[list[Trial], list[int]], ...]:
-    """For each fork which of the cases it calls, by number, and what it calls before."""
+def _parts(cases: Sequence[Case], forks: Collection[str]) -> dict[str, tuple[list[Trial], list[int]]]:
+    """For each fork what it calls first, and which of the cases, by number, it calls then."""
     if not cases:
-        return ([], []), ([], [])
+        return {}
     counts, groups, given = collections.Counter[Any](), collections.defaultdict[Any, list[int]](list), cases[0].trial
-    alone, further = list[int](), list[int]()
+    parts, further = collections.defaultdict[str, tuple[list[Trial], list[int]]](lambda: ([], [])), list[int]()
     for number, case in enumerate(cases):
         kind = "named" if case.is_named else case.kind
         counts[case.sample, kind] += 1
@@ -166,19 +170,21 @@ def _parts(cases: Sequence[Case]) -> tuple[tuple[list[Trial], list[int]], ...]:
             if left >= -1:
                 groups[tuple([case.kind, *_changed(case.trial, given)])].append(number)
         elif left >= 0:
-            (further if number else alone).append(number)
+            (further if number else parts[_SAMPLE][1]).append(number)
     unlike, others = given, list[int]()
-    for numbers in groups.values():
+    for (_, *changed), numbers in groups.items():
+        is_apart = len(changed) == 1 and changed[0] in forks
         for number in reversed(numbers):
             trial = _unlike(unlike, cases[number].trial, given)
             if attempt(trial.detached()) is not None:
                 unlike = trial
-                if len(numbers) > 1:  # what is kept of a call like it is not told from what is kept of itself
+                if len(numbers) > 1 and not is_apart:  # what is kept of a call like it is not told from its own
                     numbers.remove(number)
                 break
-        others += numbers
-    others += further
-    return ([], alone), ([other_values(unlike.detached()) or unlike] if others else [], others)
+        (parts[changed[0]][1] if is_apart else others).extend(numbers)
+    if others := [*others, *further]:
+        parts[_REST] = [other_values(unlike.detached()) or unlike], others
+    return parts
 
 
 def _changed(trial: Trial, given: Trial) -> list[str]:

@@ -30,7 +30,8 @@ from customops.errors import is_users
 _IN_TURN = 6  #: calls in each thread, of which one runs at a time
 _CALLS, _MOST_CALLS = 2, 20  #: further ones, at the same time
 _BUDGET = 0.005  #: seconds of calls in each thread, where more than the fewest calls fit in
-_MOST_STEPS = 150  #: of calls in turn, after which one goes on to its end, and then the other
+_OFTEN = 30  #: steps after each of which it is the other's turn; then less often, so that ends of long calls are tried
+_MOST_STEPS = 4_000  #: of calls in turn, after which one goes on to its end, and then the other
 _WAIT = 0.02  #: seconds, beyond those of a call, after which the other thread is taken to wait for this one: for a lock
 _PATIENCE = 10.0  #: seconds, at the least, until calls that do not return are taken for stuck
 
@@ -100,15 +101,20 @@ class _Turns:
         self._wait = wait
         self._random = random.Random(0)
         self._moved = threading.Condition()
-        self._whose, self._left = 0, _MOST_STEPS
+        self._whose = self._steps = 0
         self._is_away = [False, False]  #: Does it wait for something that the other has, or make no more steps?
 
     def step(self, number: int) -> None:
         """Go on, or wait until the other thread made a step."""
+        gives = False
+        if self._whose == number:
+            self._steps += 1
+            gives = self._random.random() < _OFTEN / self._steps
+            if not gives and not self._is_away[number]:
+                return
         with self._moved:
-            self._left -= 1
             self._is_away[number] = False
-            if self._whose == number and not self.are_over and self._random.random() < 0.5:
+            if gives:
                 self._give(1 - number)
             if not self._moved.wait_for(lambda: self._whose == number, self._wait):
                 self._is_away[1 - number] = True
@@ -116,7 +122,7 @@ class _Turns:
 
     @property
     def are_over(self) -> bool:
-        return self._left < 0
+        return self._steps > _MOST_STEPS
 
     def end(self, number: int) -> None:
         with self._moved:

@@ -95,6 +95,20 @@ def test_what_the_first_call_was_given(registry: customops.Registry, ns: str, ke
     assert [failure.check for failure in report.failures] == ["test_first_calls"]
 
 
+def test_a_key_with_some_of_the_numbers(registry: customops.Registry, ns: str) -> None:
+    """Calls with other numbers than the one that it lacks would keep what that of the sample gives."""
+    kept: dict[float, float] = {}
+
+    def corrected(x: Tensor, rate: float = 0.5, step: int = 1, beta: float = 0.9) -> Tensor:
+        return x * rate / kept.setdefault(beta, 1 - beta**step)
+
+    op = registry.custom_op(f"{ns}::corrected", corrected, mutates_args=())
+    op.register_fake(lambda x, *_: torch.empty_like(x))
+    report = customops.check(op, [(torch.randn(5), 0.5, 1, 0.9)], only="test_first_calls")
+    assert [failure.check for failure in report.failures] == ["test_first_calls"]
+    assert "step=" in report.failures[0].input
+
+
 def test_a_kernel_that_compiles_once(registry: customops.Registry, ns: str) -> None:
     """Else of the time for a sample nothing would be left for some of its numbers."""
     compiled = list[float]()
