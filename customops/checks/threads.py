@@ -28,8 +28,8 @@ from customops.checks._variants import other_values
 from customops.errors import is_users
 
 _IN_TURN = 6  #: calls in each thread, of which one runs at a time
-_CALLS, _MOST_CALLS = 2, 20  #: further ones, at the same time
-_BUDGET = 0.005  #: seconds of calls in each thread, where more than the fewest calls fit in
+_CALLS, _MOST_CALLS = 10, 30  #: further ones, at the same time
+_BUDGET = 0.015  #: seconds of calls in each thread, where more than the fewest calls fit in
 _OFTEN = 30  #: steps after each of which it is the other's turn; then less often, so that ends of long calls are tried
 _MOST_STEPS = 4_000  #: of calls in turn, after which one goes on to its end, and then the other
 _WAIT = 0.02  #: seconds, beyond those of a call, after which the other thread is taken to wait for this one: for a lock
@@ -49,11 +49,12 @@ def check(trial: Trial) -> None:
     wide = other.in_float64()
     wide_results = attempt(wide)
     if wide_results is not None and any(tensor.is_floating_point() for tensor in wide.tensors):
-        _compare(calls, seconds, (trial, results), (wide, wide_results))
+        _compare(0, seconds, (trial, results), (wide, wide_results))
 
 
 def _compare(calls: int, seconds: float, *expected: tuple[Trial, Results]) -> None:
-    turns, barrier = _Turns(_WAIT + _IN_TURN * seconds), threading.Barrier(len(expected))
+    patience = max(_PATIENCE, 10 * (_IN_TURN + calls) * seconds)
+    turns, barrier = _Turns(_WAIT + _IN_TURN * seconds), threading.Barrier(len(expected), timeout=patience)
     workers = [_Worker(number, *each, calls, turns) for number, each in enumerate(expected)]
     threads = [threading.Thread(target=worker.run, args=(barrier,), daemon=True) for worker in workers]
     dtype, interval = torch.get_default_dtype(), sys.getswitchinterval()
@@ -63,7 +64,7 @@ def _compare(calls: int, seconds: float, *expected: tuple[Trial, Results]) -> No
             for thread in threads:
                 thread.start()
             for worker, thread in zip(workers, threads, strict=True):
-                thread.join(max(_PATIENCE, 10 * (_IN_TURN + calls) * seconds))
+                thread.join(patience)
                 worker.is_stuck = thread.is_alive()
     finally:
         sys.setswitchinterval(interval)
@@ -147,18 +148,19 @@ class _Worker:
         self.is_interpreted = False  # by Triton's interpreter, which other threads do not wait for
 
     def run(self, barrier: threading.Barrier) -> None:
-        barrier.wait(_PATIENCE)
+        results: list[Results] = []
         try:
+            barrier.wait()
             with self._in_turn():
-                results = [self._results(call) for call in self.calls[:_IN_TURN]]
-            barrier.wait(_PATIENCE)
-            results += [self._results(call) for call in self.calls[_IN_TURN:]]
+                results += [self._results(call) for call in self.calls[:_IN_TURN]]
+            for call in self.calls[_IN_TURN:]:
+                barrier.wait()  # else the first may have ended before the other begins
+                results.append(self._results(call))
         except threading.BrokenBarrierError:  # the other failed, or is stuck
-            return
+            pass
         except Exception as error:  # of the operator; `_compare` raises it
             self.error = error
             barrier.abort()
-            return
         for each in results:
             self.found = self.found or first_difference(each, self.expected, rtol=self.trial.rtol)
 
