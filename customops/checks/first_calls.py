@@ -32,7 +32,7 @@ from customops.checks._trial import Case, Trial
 from customops.checks._variants import other_arguments, other_numbers, other_sizes, other_values
 
 _TIMEOUT = 5.0  #: seconds for a call; a lock that another thread held in the parent stays held in a fork
-_SECONDS = 1.0  #: of processor time for all calls of a fork
+_SECONDS = 1.0  #: of processor time for all calls
 #: How many inputs of a kind are called, of the first sample, and of each further one.
 _MOST = {"sample": 1, "number": 6, "named": 6, "choice": 4, "dtype": 4, "size": 4, "optional": 3, "value": 3, "list": 2}
 _MOST_OF_FURTHER = {"sample": 1, "number": 2, "named": 2, "choice": 2, "optional": 2}
@@ -87,9 +87,10 @@ class Forks:
 
     def with_results(self, cases: Sequence[Case]) -> list[Case]:
         """The cases, with the results of first calls for some of them."""
-        found = [*cases]
+        found, left = [*cases], _SECONDS
         for name, (before, numbers) in _parts(cases, self._forks).items():
-            results = self._forks[name].results([*before, *(cases[number].trial for number in numbers)])
+            trials = [*before, *(cases[number].trial for number in numbers)]
+            results, left = self._forks[name].results(trials, left)
             for number, each in zip(numbers, results[len(before) :], strict=False):
                 found[number] = replace(cases[number], trial=replace(cases[number].trial, first=each))
         return found
@@ -115,21 +116,23 @@ class _Fork:
         os.close(ask_read)
         os.close(answer_write)
 
-    def results(self, trials: Sequence[Trial]) -> list[Results | None]:
-        """The results of calls, None for one that fails; fewer where a call ends the process, or time does."""
+    def results(self, trials: Sequence[Trial], left: float) -> tuple[list[Results | None], float]:
+        """The results of calls, None for one that fails; fewer where a call ends the process, or no time is `left`."""
         found: list[Results | None] = []
         try:
             requests = _saved([(trial.args, trial.kwargs) for trial in trials])
         except Exception:  # a generator, say
-            return found
+            return found, left
         with contextlib.suppress(BrokenPipeError):
             _write(self._ask, requests)
-            while len(found) < len(trials):
+            while len(found) < len(trials) and left > 0:
                 ready = select.select([self._answer], [], [], 2 * _TIMEOUT)[0]
                 if not ready or not (answer := _read(self._answer)):  # it ended, or waits for something
-                    break
-                found.append(_loaded(answer))
-        return found
+                    return found, 0.0
+                results, seconds = _loaded(answer)
+                found.append(results)
+                left -= seconds
+        return found, left
 
     def close(self) -> None:
         os.close(self._ask)
@@ -148,12 +151,11 @@ def _serve(op: Any, ask: int, answer: int) -> None:
     os.dup2(nowhere, 2)
     if message := _read(ask):
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        end = time.process_time() + _SECONDS
         for args, kwargs in _loaded(message):
             signal.setitimer(signal.ITIMER_REAL, _TIMEOUT)
-            _write(answer, _saved(attempt(Trial(op, args, kwargs).detached())))
-            if time.process_time() > end:
-                break
+            start = time.process_time()
+            results = attempt(Trial(op, args, kwargs).detached())
+            _write(answer, _saved((results, time.process_time() - start)))
 
 
 def _parts(cases: Sequence[Case], forks: Collection[str]) -> dict[str, tuple[list[Trial], list[int]]]:
