@@ -14,8 +14,6 @@ import torch
 from customops import CustomOpDef, CustomOpsError, Sample
 from customops._cli.targets import TargetError, error_text, expand, in_short, load, trace
 from customops.checking._check import INPUTS, SampleChecks
-from customops.checks import CHECKS
-from customops.checks._trial import EFFORTS
 from customops_pytest.expected import Key
 from customops_pytest.session import problem_first, quiet, session_of
 
@@ -51,12 +49,11 @@ class OpsOf(pytest.Collector):
         wanted = [op for op in ops.values() if self.state.wants(op._qualname)]
         if not wanted:
             raise self.CollectError(f"{self.target}: no op matches --customops-ops {', '.join(self.state.patterns)}")
-        efforts = EFFORTS[: EFFORTS.index(self.state.effort) + 1]
-        checks = self.state.checks or [name for name, row in CHECKS.items() if row.effort in efforts]
         for op in wanted:
-            problem, count = None, 0
+            problem, count, checks = None, 0, self.state.checks
             try:
                 count = len(samples_of(op))
+                checks = checks or SampleChecks.names(op, self.state.effort)
             except (Exception, SystemExit) as error:
                 problem = error
             if problem is not None or not count:

@@ -537,13 +537,13 @@ class _OutRegistration(RegistrationGroup):
 _FOR_ALL = ("CompositeExplicitAutograd", "CompositeImplicitAutograd", "CompositeExplicitAutogradNonFunctional")
 
 
-_STUB = 32  #: bytes of code; to read all of a long function takes a millisecond
+_STUB_SIZE = 32  #: bytes of code, at the most. To disassemble a long function takes a millisecond.
 
 
 def is_stub(fn: Fn) -> bool:
     """Has a function no body but ``...``, ``pass`` or a docstring? As a kernel of a functional op it is none."""
     fn = innermost(fn)
-    if not isinstance(fn, types.FunctionType) or len(fn.__code__.co_code) > _STUB:
+    if not isinstance(fn, types.FunctionType) or len(fn.__code__.co_code) > _STUB_SIZE:
         return False
     steps = [each for each in dis.get_instructions(fn) if each.opname not in ("RESUME", "NOP")]
     return len(steps) <= 2 and steps[0].opname in ("LOAD_CONST", "RETURN_CONST") and steps[0].argval is None

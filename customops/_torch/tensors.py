@@ -40,36 +40,25 @@ _LEAVES = {int, float, bool, complex, str, type(None), torch.dtype, torch.device
 
 def tree_leaves(tree: Any) -> list[Any]:
     """As torch's, without its specs for what arguments are made of: lists, tuples and dicts."""
-    leaves: list[Any] = []
-    _gather((tree,), leaves)
-    return leaves
-
-
-def _gather(items: Iterable[Any], leaves: list[Any]) -> None:
-    for item in items:
-        kind = type(item)
-        if kind in _LEAVES or isinstance(item, torch.Tensor):
-            leaves.append(item)
-        elif kind is tuple or kind is list:
-            _gather(item, leaves)
-        elif kind is dict:
-            _gather(item.values(), leaves)
-        else:
-            leaves += torch.utils._pytree.tree_leaves(item)
+    kind = type(tree)
+    if kind is tuple or kind is list:
+        return [leaf for item in tree for leaf in tree_leaves(item)]
+    if kind is dict:
+        return [leaf for item in tree.values() for leaf in tree_leaves(item)]
+    return [tree] if kind in _LEAVES or isinstance(tree, torch.Tensor) else torch.utils._pytree.tree_leaves(tree)
 
 
 def tree_map(fn: Callable[[Any], Any], tree: Any) -> Any:
     """As torch's, without its specs, too."""
     kind = type(tree)
-    if kind in _LEAVES or isinstance(tree, torch.Tensor):
-        return fn(tree)
     if kind is tuple:
         return tuple([tree_map(fn, item) for item in tree])
     if kind is list:
         return [tree_map(fn, item) for item in tree]
     if kind is dict:
         return {key: tree_map(fn, item) for key, item in tree.items()}
-    return torch.utils._pytree.tree_map(fn, tree)
+    is_leaf = kind in _LEAVES or isinstance(tree, torch.Tensor)
+    return fn(tree) if is_leaf else torch.utils._pytree.tree_map(fn, tree)
 
 
 #: The operation that autocast casts with.
@@ -211,7 +200,7 @@ def ignoring_aliases() -> Any:
 
 
 def without_cache_of_fakes() -> Any:
-    """Context manager: fake modes keep no results. Of symbolic sizes it takes longer to keep them than to work out."""
+    """Context manager: fake modes made in it keep no results. With symbolic sizes, to look one up takes longer."""
     return importlib.import_module("torch._dynamo.config").patch(fake_tensor_cache_enabled=False)
 
 

@@ -45,7 +45,7 @@ from customops.checks._outcome import (
     torch_refuses,
 )
 from customops.checks._runs import attempt, fake_error
-from customops.checks._table import Check
+from customops.checks._table import Check, checks_at
 from customops.checks._trial import EFFORTS, FAILS, Case, Effort, Trial, of_reference, resolve
 from customops.checks.first_calls import Forks, can_fork
 from customops.checks.inputs import Branches, derive, probe, search, shrink, variation_of
@@ -82,7 +82,7 @@ _INPUTS: dict[Effort, tuple[int, ...]] = {"quick": (12, 12), "normal": (60, 20),
 #: is reported.
 _SLOW: dict[Effort, float] = {"quick": 2.0, "normal": 10.0, "thorough": 600.0}
 #: How many more are tried at most, of the first sample and of each further one, for branches that no other takes.
-_SEARCHING: dict[Effort, tuple[int, int]] = {"quick": (0, 0), "normal": (200, 50), "thorough": (20_000, 20_000)}
+_SEARCHING: dict[Effort, tuple[int, int]] = {"quick": (0, 0), "normal": (250, 60), "thorough": (20_000, 20_000)}
 #: The same after which nothing more is tried, but for what has begun. That is reported, too.
 _LATE: dict[Effort, float] = {"quick": 10.0, "normal": 60.0, "thorough": 3600.0}
 _PATIENCE = 2.0  #: seconds before the line of progress is shown
@@ -163,12 +163,11 @@ def check(
         chosen = {name: CHECKS[name] for name in _known("only", only) if name not in skipped}
         not_chosen.append(f"all checks but {', '.join(chosen)} (only=)")
     else:
-        allowed = EFFORTS[: EFFORTS.index(effort) + 1]
         rows = {name: row for name, row in CHECKS.items() if name not in skipped}
-        efforts = {name: row.effort_for(trials[0]) for name, row in rows.items()}
-        chosen = {name: row for name, row in rows.items() if efforts[name] in allowed}
-        for least in EFFORTS[len(allowed) :]:
-            if names := [name for name, effort_of in efforts.items() if effort_of == least]:
+        chosen = {name: rows[name] for name in checks_at(effort, trials[0]) if name in rows}
+        for least in EFFORTS:
+            names = [name for name in rows if name not in chosen and rows[name].effort_for(trials[0]) == least]
+            if names:
                 not_chosen.append(f'{", ".join(names)} (effort="{least}" runs them)')
     if skipped:
         not_chosen.append(f"{', '.join(skipped)} (skip=)")
@@ -410,12 +409,12 @@ class Run:
 
     def _accepted(self) -> list[Case]:
         if not (self._asks_first_calls and can_fork()) or self.samples[0].is_builtin:
-            return [*self._accepted_here()]
+            return [*self._find_accepted()]
         # What this process keeps of calls, a fork of it before any does not have.
         with closing(Forks(self.samples[0])) as forks:
-            return forks.with_results([*self._accepted_here()])
+            return forks.with_results([*self._find_accepted()])
 
-    def _accepted_here(self) -> Iterator[Case]:
+    def _find_accepted(self) -> Iterator[Case]:
         variation = variation_of(self.custom_op)
         branches = Branches(self.samples[0]) if self.searches and any(_SEARCHING[self.effort]) else None
         for number, sample in enumerate(self.samples, self.first):
@@ -718,6 +717,12 @@ class SampleChecks:
         failures = tuple(failure for failure in report.failures if failure.check == check)
         self._reports[check] = replace(report, results=results, failures=failures)
         return self._reports[check]
+
+    @staticmethod
+    def names(op: CustomOpDef[Any, Any], effort: Effort) -> list[str]:
+        """The checks that `check` runs at an effort."""
+        overload = resolve(op)
+        return checks_at(effort, Trial(overload, (), reference=_own_reference(overload)))
 
     def explained_by(self, check: str, among: Collection[str]) -> str | None:
         """One of these checks that fails, too, and whose failure may be the cause of this one's."""

@@ -64,9 +64,8 @@ def copy_tensors(tree: _T, *, leaves: bool = False, bare: bool = False, unseen: 
     """
     originals = {id(tensor): tensor for tensor in tensors_in(tree)}
     if not (bare or unseen) and _are_simple(originals.values(), leaves=leaves):
-        copies = {
-            key: x.detach().clone().requires_grad_() if x.requires_grad else x.clone() for key, x in originals.items()
-        }
+        with torch.no_grad():
+            copies = {key: x.clone().requires_grad_(x.requires_grad) for key, x in originals.items()}
     else:
         groups: dict[int, list[torch.Tensor]] = {}
         for tensor in filter(is_plain, originals.values()):
@@ -79,19 +78,16 @@ def copy_tensors(tree: _T, *, leaves: bool = False, bare: bool = False, unseen: 
 
 def _are_simple(tensors: Collection[torch.Tensor], *, leaves: bool) -> bool:
     """Is a clone of each all that there is to copy? So it is of contiguous ones that have a storage to themselves."""
-    has_cuda = torch.cuda.is_available()
+    if not all(map(is_plain, tensors)) or len({*map(_torch.tensors.storage_id, tensors)}) != len(tensors):
+        return False
     for tensor in tensors:
         if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or not (leaves or tensor.is_leaf):
             return False
-        if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized:
+        if not is_ordinary(tensor) or tensor.untyped_storage().nbytes() != tensor.numel() * tensor.element_size():
             return False
-        if not (is_ordinary(tensor) and _torch.tensors.has_storage(tensor)):
+        if torch.cuda.is_available() and tensor.is_pinned():
             return False
-        if tensor.untyped_storage().nbytes() != tensor.numel() * tensor.element_size():
-            return False
-        if has_cuda and tensor.is_pinned():
-            return False
-    return len(tensors) == 1 or len({*map(_torch.tensors.storage_id, tensors)}) == len(tensors)
+    return True
 
 
 class _Block:
@@ -203,8 +199,9 @@ def quiet() -> Iterator[None]:
 @contextlib.contextmanager
 def seeded(tree: Any) -> Iterator[None]:
     """Fix the seeds of the CPU and of the devices in `tree`; generators, those in `tree` too, are put back."""
-    devices, saved = set(), [(torch.default_generator, torch.default_generator.get_state())]
-    for leaf in _torch.tensors.tree_leaves(tree):
+    leaves, devices = _torch.tensors.tree_leaves(tree), set()
+    saved = [(torch.default_generator, torch.default_generator.get_state())]
+    for leaf in leaves:
         if isinstance(leaf, torch.Tensor):
             devices.add(leaf.device)
         elif type(leaf) is torch.device:

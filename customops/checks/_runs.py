@@ -143,10 +143,9 @@ _ALLOCATING = ("aten::empty", "aten::new_empty", "aten::resize", "aten::set_", "
 def call(trial: Trial, *, moved: bool = False, op: Callable[..., Any] | None = None) -> Any:
     """Call the operator, or `op`, on these very tensors and copies of generators; from another seed if `moved`."""
 
-    args, kwargs = trial.args, trial.kwargs
-    if any(isinstance(value, torch.Generator) for value in (*args, *kwargs.values())):
-        copy = lambda value: value.clone_state() if isinstance(value, torch.Generator) else value  # noqa: E731
-        args, kwargs = _torch.tensors.tree_map(copy, (args, kwargs))
+    args, kwargs = _torch.tensors.tree_map(
+        lambda value: value.clone_state() if isinstance(value, torch.Generator) else value, (trial.args, trial.kwargs)
+    )
     with quiet(), seeded((args, kwargs)):
         if moved:
             torch.default_generator.manual_seed(12345)
@@ -213,7 +212,7 @@ def steady_results(trial: Trial) -> Results:
 
 
 def results_once(trial: Trial) -> Results:
-    """The same of one call, of which it is not known whether another is equal."""
+    """The results of a call; NotExercised if there are none to compare. Another call may have others."""
     require_comparable(trial)
     if torch.Tag.nondeterministic_seeded in trial.op.tags:
         raise NotExercised("the operator is tagged as random: the results of two calls cannot be compared")

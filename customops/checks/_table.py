@@ -39,7 +39,7 @@ from customops.checks import (
     unchecked,
     vmap,
 )
-from customops.checks._trial import Case, Effort, Trial
+from customops.checks._trial import EFFORTS, Case, Effort, Trial
 
 #: Picks, of the inputs that an operator accepts, those that a check runs on. The first is the first sample.
 Selection = Callable[[Sequence[Case], Effort], Iterable[Case]]
@@ -64,9 +64,9 @@ def forms(cases: Sequence[Case], effort: Effort) -> Iterable[Case]:
     return [*found.values()][: None if effort == "thorough" else 2]
 
 
-def first_form(cases: Sequence[Case], effort: Effort) -> Iterable[Case]:
-    """The first of these; all of them in a thorough run."""
-    return [*forms(cases, effort)][: None if effort == "thorough" else 1]
+def first_or_forms(cases: Sequence[Case], effort: Effort) -> Iterable[Case]:
+    """The first sample; in a thorough run the first of each form."""
+    return forms(cases, effort) if effort == "thorough" else first(cases, effort)
 
 
 def _form(case: Case) -> Any:
@@ -125,14 +125,15 @@ def without_data(select: Selection) -> Selection:
     return chosen
 
 
-def unless_derived(is_derived: Callable[[Trial], Any], select: Selection, few: Selection) -> Selection:
-    """What `select` picks; what `few` picks where nobody wrote what is checked, in a run that is not thorough.
+def fewer_if(condition: Callable[[Trial], Any], few: Selection, select: Selection = samples) -> Selection:
+    """What `few` picks where the condition holds for the first input, unless the run is thorough; else as `select`.
 
-    It is made of the kernel then, or of the reference function, with which kernels are compared on all inputs.
+    With a reference function few inputs will do for what is derived from it, and for what says less than a comparison
+    with it: test_kernels compares on all inputs.
     """
 
     def chosen(cases: Sequence[Case], effort: Effort) -> Iterable[Case]:
-        return (few if effort != "thorough" and is_derived(cases[0].trial) else select)(cases, effort)
+        return (few if effort != "thorough" and condition(cases[0].trial) else select)(cases, effort)
 
     return chosen
 
@@ -208,7 +209,7 @@ class Check:
         effort: the lowest effort of `customops.check` at which it runs.
         after: checks whose failures are the likely cause of a failure of this one. If one of them fails, this check
             does not run.
-        effort_if: a condition on the first sample, and the lowest effort where it holds.
+        effort_if: a condition on the first sample, and the lowest effort if it holds.
     """
 
     run: Callable[[Trial], None]
@@ -219,7 +220,7 @@ class Check:
     effort_if: tuple[Callable[[Trial], bool], Effort] | None = None
 
     def effort_for(self, trial: Trial) -> Effort:
-        """The lowest effort at which it runs on what is derived from a sample."""
+        """The lowest effort at which it runs for an operator with this first sample."""
         return self.effort_if[1] if self.effort_if is not None and self.effort_if[0](trial) else self.effort
 
     def __call__(self, trial: Trial) -> None:
@@ -233,7 +234,7 @@ _KERNEL = (*_CALL, "test_layouts", "test_writes", "test_batches", "test_permutat
 _FAKE = ("test_schema", "test_faketensor")
 _COMPILED = (*_CALL, *_FAKE, "test_aot_dispatch_dynamic")
 _WAYS = ("choice", "optional", "list")  #: kinds of inputs for which code goes other ways
-_KINDS = (*_WAYS, "size", "dtype", "layout", "value", "number")  #: most kinds of inputs
+_KINDS = (*_WAYS, "size", "dtype", "layout", "value", "number")  #: the common kinds of inputs
 _DIFFERENTIATED = ("value", "choice", "same", "optional", "padding", "broadcast")  #: kinds of inputs
 _GRADIENTS = (*_KERNEL, "test_autograd_registration", "test_gradients")
 
@@ -289,16 +290,16 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
         "test_faketensor": Check(
             faketensor.check,
             "fake impl against kernel",
-            unless_derived(_fake_is_derived, without_data(everything), few=without_data(of_kinds(*_KINDS, each=1))),
+            fewer_if(_fake_is_derived, without_data(of_kinds(*_KINDS, each=1)), without_data(everything)),
             "quick",
         ),
         "test_symbolic_sizes": Check(
             faketensor.check_symbolic_sizes,
             "fake impl on symbolic sizes against the kernel on several sizes",
-            unless_derived(
+            fewer_if(
                 _fake_is_derived,
+                of_kinds(*_WAYS, each=1, start=first),
                 without_data(of_kinds(*_WAYS, "layout", "value", "number", each=1, start=forms)),
-                few=of_kinds(*_WAYS, each=1, start=first),
             ),
             after=_FAKE,
         ),
@@ -315,7 +316,7 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
         "test_batches": Check(
             batches.check,
             "elements of a batch against the same ones in batches of other sizes",
-            unless_derived(_has_reference, lambda *of: [*samples(*of), *deeper(*of), *indexed(*of)], few=first),
+            fewer_if(_has_reference, first, lambda *of: [*samples(*of), *deeper(*of), *indexed(*of)]),
             after=_CALL,
         ),
         "test_kernels": Check(
@@ -352,7 +353,7 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
         "test_permutations": Check(
             permutations.check,
             "elements against the same ones in another order",
-            unless_derived(_has_reference, samples, few=first),
+            fewer_if(_has_reference, first),
             after=(*_CALL, "test_batches", "test_precision"),
         ),
         "test_pointwise": Check(
@@ -361,7 +362,7 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
         "test_symmetries": Check(
             symmetries.check,
             "what a change of values does to results, at other sizes and far away",
-            unless_derived(_has_reference, samples, few=first),
+            fewer_if(_has_reference, first),
             after=(*_CALL, "test_layouts", "test_batches", "test_kernels", "test_precision"),
         ),
         "test_stability": Check(
@@ -372,7 +373,7 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
         "test_sharding": Check(
             sharding.check,
             "calls that are split over processes as the sharding rule says against whole ones",
-            unless_derived(sharding.is_derived, of_kinds("size", *_WAYS, each=1, start=forms), few=first),
+            fewer_if(sharding.is_derived, first, of_kinds("size", *_WAYS, each=1, start=forms)),
             after=(*_CALL, "test_batches"),
         ),
         "test_threads": Check(threads.check, "two threads against one", after=_CALL),
@@ -381,12 +382,12 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
         "test_gradients": Check(
             gradients.check,
             "gradients against finite differences, and with each other",
-            unless_derived(
+            fewer_if(
                 _gradient_is_derived,
+                of_kinds(*_DIFFERENTIATED, "number", "size", "list", each=1, value=4),
                 of_kinds(
                     *_DIFFERENTIATED, each=4, number=8, size=8, list=6, also=lambda *of: [*indexed(*of), *named(*of)]
                 ),
-                few=of_kinds(*_DIFFERENTIATED, "number", "size", "list", each=1, value=4),
             ),
             effort="quick",
             after=(*_KERNEL, "test_autograd_registration"),
@@ -394,7 +395,7 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
         "test_grad_modes": Check(
             grad_modes.check,
             "gradients under checkpointing, hooks, torch.func, and with calls and writes in between",
-            unless_derived(_gradient_is_derived, samples, few=first),
+            fewer_if(_gradient_is_derived, first),
             after=_GRADIENTS,
         ),
         "test_backward": Check(
@@ -411,19 +412,17 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
         "test_forward_mode": Check(
             forward_mode.check,
             "tangents against finite differences",
-            unless_derived(
-                _gradient_is_derived, of_kinds("value", "size", "choice", "optional", each=1, number=2), few=samples
-            ),
+            fewer_if(_gradient_is_derived, samples, of_kinds("value", "size", "choice", "optional", each=1, number=2)),
             after=_GRADIENTS,
         ),
         # Transforms, modes and compilers.
         "test_vmap": Check(
             vmap.check,
             "vmap against a loop",
-            unless_derived(
+            fewer_if(
                 vmap.is_derived,
+                of_kinds(*_WAYS, each=1, start=first),
                 of_kinds(*_WAYS, "value", "number", "layout", "size", "padding", each=2),
-                few=of_kinds(*_WAYS, each=1, start=first),
             ),
             after=(*_KERNEL, "test_grad_modes"),
         ),
@@ -442,20 +441,20 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
         "test_aot_dispatch_dynamic": Check(
             functools.partial(aot_dispatch.check, dynamic=True),
             "eager mode against AOTDispatcher with symbolic sizes",
-            first_form,
+            first_or_forms,
             effort_if=(_is_traced_from_reference, "thorough"),
             after=(*_CALL, *_FAKE, "test_symbolic_sizes", "test_grad_modes"),
         ),
         "test_aot_backward": Check(
             aot_dispatch.check_backward,
             "gradients, where samples ask for none, against AOTDispatcher with symbolic sizes",
-            first_form,
+            first_or_forms,
             after=(*_GRADIENTS, *_FAKE, "test_symbolic_sizes", "test_grad_modes", "test_aot_dispatch_dynamic"),
         ),
         "test_aot_dispatch_static": Check(
             functools.partial(aot_dispatch.check, dynamic=False),
             "eager mode against AOTDispatcher with static sizes",
-            unless_derived(_is_traced_from_reference, samples, few=first),
+            fewer_if(_is_traced_from_reference, first),
             effort="thorough",
             effort_if=(_is_traced_from_reference, "normal"),
             after=(*_CALL, *_FAKE, "test_aot_dispatch_dynamic"),
@@ -480,6 +479,13 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
         ),
     }
 )
+
+
+def checks_at(effort: Effort, trial: Trial) -> list[str]:
+    """The names of the checks that run at an effort for an operator with this first sample."""
+    allowed = EFFORTS[: EFFORTS.index(effort) + 1]
+    return [name for name, row in CHECKS.items() if row.effort_for(trial) in allowed]
+
 
 #: The names of the checks that `opcheck` runs by default.
 DEFAULT_CHECKS = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")

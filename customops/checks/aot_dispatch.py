@@ -125,7 +125,7 @@ def _compare(call: _Call, op: str | None, dynamic: bool, check_gradients: CheckG
     if check_gradients is True and not has_gradients:
         raise CheckError("there are no gradients to check: no input or no output requires grad", op=op)
     compiled = _torch.tensors.aot_function(call, dynamic=dynamic)
-    with _torch.tensors.without_cache_of_fakes():
+    with _torch.tensors.without_cache_of_fakes() if dynamic else contextlib.nullcontext():
         traced = _run(call, compiled, op, _TRACED, has_gradients)
     inputs = zip(call.input_names, call.inputs, strict=True)
     gradients = [f"the gradient of {name}" for name, tensor in inputs if has_gradients and tensor.requires_grad]

@@ -1,9 +1,9 @@
 """test_first_calls: a call has the result that it has in a process in which the operator was not called before.
 
 What a kernel keeps between calls, a table by size, a limit of the first call, a compiled function by dtype, gives
-later calls wrong results if its key lacks what they depend on. So forks are made before inputs are derived and tried:
-one calls the sample, one for each number, flag or string the inputs with another one, and one all others. These come
-after a call that is unlike the sample in all that they change: what is kept is not kept of the same call as here.
+later calls wrong results if its key lacks what they depend on. So forks are made before inputs are derived and tried.
+One calls the sample. One for each number, flag or string calls the inputs that differ in it alone. One calls others,
+after a call that differs from the sample in all that they change, so that what is kept is not what this process keeps.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import signal
 import struct
 import time
 import warnings
-from collections.abc import Collection, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -33,11 +33,14 @@ from customops.checks._variants import other_arguments, other_numbers, other_siz
 
 _TIMEOUT = 5.0  #: seconds for a call; a lock that another thread held in the parent stays held in a fork
 _SECONDS = 1.0  #: of processor time for all calls
+_COMPILES = (
+    0.2  #: seconds of it; where more are spent, a kernel may compile in each fork, so one calls all that is left
+)
 #: How many inputs of a kind are called, of the first sample, and of each further one.
-_MOST = {"sample": 1, "number": 6, "named": 6, "choice": 4, "dtype": 4, "size": 4, "optional": 3, "value": 3, "list": 2}
+_MOST = {"sample": 1, "number": 6, "named": 6, "choice": 4, "dtype": 5, "size": 5, "optional": 3, "value": 4, "list": 3}
 _MOST_OF_FURTHER = {"sample": 1, "number": 2, "named": 2, "choice": 2, "optional": 2}
-_SAMPLE, _REST = "the sample", "the rest"  #: names of forks; others have the name of an argument
-_MOST_FORKS = 6  #: for arguments
+_SAMPLE, _OTHERS = "the sample", "the others"  #: names of forks; the rest have the name of an argument
+_MOST_ARGUMENTS = 6  #: that have a fork of their own
 _LENGTH = struct.Struct("<q")
 
 
@@ -78,20 +81,25 @@ def can_fork() -> bool:
 
 
 class Forks:
-    """Copies of this process as it is now: for a sample, for arguments of it without tensors, and for the rest."""
+    """Copies of this process as it is now, each of which calls some of the inputs derived from samples."""
 
     def __init__(self, sample: Trial) -> None:
         given = {argument.name: argument.default for argument in sample.schema.arguments} | sample.arguments
         names = [name for name, value in given.items() if isinstance(value, (int, float, str))]
-        self._forks = {name: _Fork(sample.op) for name in (_SAMPLE, *names[:_MOST_FORKS], _REST)}
+        self._forks = {name: _Fork(sample.op) for name in (_SAMPLE, *names[:_MOST_ARGUMENTS], _OTHERS)}
 
     def with_results(self, cases: Sequence[Case]) -> list[Case]:
         """The cases, with the results of first calls for some of them."""
         found, left = [*cases], _SECONDS
-        for name, (before, numbers) in _parts(cases, self._forks).items():
-            trials = [*before, *(cases[number].trial for number in numbers)]
-            results, left = self._forks[name].results(trials, left)
-            for number, each in zip(numbers, results[len(before) :], strict=False):
+        plan = _plan(cases, self._forks)
+        unlike = _unlike(cases, plan)
+        for name, fork in self._forks.items():
+            if name not in (_SAMPLE, _OTHERS) and left < _SECONDS - _COMPILES:
+                plan[_OTHERS] += plan[name]
+                continue
+            before = unlike if name == _OTHERS and plan[name] else []
+            results, left = fork.results([*before, *(cases[number].trial for number in plan[name])], left)
+            for number, each in zip(plan[name], results[len(before) :], strict=False):
                 found[number] = replace(cases[number], trial=replace(cases[number].trial, first=each))
         return found
 
@@ -119,6 +127,8 @@ class _Fork:
     def results(self, trials: Sequence[Trial], left: float) -> tuple[list[Results | None], float]:
         """The results of calls, None for one that fails; fewer where a call ends the process, or no time is `left`."""
         found: list[Results | None] = []
+        if not trials or left <= 0:
+            return found, left
         try:
             requests = _saved([(trial.args, trial.kwargs) for trial in trials])
         except Exception:  # a generator, say
@@ -158,35 +168,41 @@ def _serve(op: Any, ask: int, answer: int) -> None:
             _write(answer, _saved((results, time.process_time() - start)))
 
 
-def _parts(cases: Sequence[Case], forks: Collection[str]) -> dict[str, tuple[list[Trial], list[int]]]:
-    """For each fork what it calls first, and which of the cases, by number, it calls then."""
-    if not cases:
-        return {}
-    counts, groups, given = collections.Counter[Any](), collections.defaultdict[Any, list[int]](list), cases[0].trial
-    parts, further = collections.defaultdict[str, tuple[list[Trial], list[int]]](lambda: ([], [])), list[int]()
+def _plan(cases: Sequence[Case], forks: Iterable[str]) -> dict[str, list[int]]:
+    """Which of the cases, by number, each fork calls."""
+    plan: dict[str, list[int]] = {name: [] for name in forks}
+    counts = collections.Counter[tuple[int, str]]()
     for number, case in enumerate(cases):
         kind = "named" if case.is_named else case.kind
         counts[case.sample, kind] += 1
-        left = (_MOST_OF_FURTHER if case.sample else _MOST).get(kind, -1) - counts[case.sample, kind]
-        if case.sample == cases[0].sample and kind != "sample":
-            if left >= -1:
-                groups[tuple([case.kind, *_changed(case.trial, given)])].append(number)
-        elif left >= 0:
-            (further if number else parts[_SAMPLE][1]).append(number)
-    unlike, others = given, list[int]()
-    for (_, *changed), numbers in groups.items():
-        is_apart = len(changed) == 1 and changed[0] in forks
-        for number in reversed(numbers):
-            trial = _unlike(unlike, cases[number].trial, given)
-            if attempt(trial.detached()) is not None:
-                unlike = trial
-                if len(numbers) > 1 and not is_apart:  # what is kept of a call like it is not told from its own
-                    numbers.remove(number)
-                break
-        (parts[changed[0]][1] if is_apart else others).extend(numbers)
-    if others := [*others, *further]:
-        parts[_REST] = [other_values(unlike.detached()) or unlike], others
-    return parts
+        if counts[case.sample, kind] <= (_MOST_OF_FURTHER if case.sample else _MOST).get(kind, 0):
+            changed = _changed(case.trial, cases[0].trial)
+            is_one = len(changed) == 1 and changed[0] in plan and case.sample == cases[0].sample
+            is_sample = number == 0 and kind == "sample"
+            plan[_SAMPLE if is_sample else changed[0] if is_one else _OTHERS].append(number)
+    return plan
+
+
+def _unlike(cases: Sequence[Case], plan: dict[str, list[int]]) -> list[Trial]:
+    """A call with all changes of the sample that the operator takes together, if there are others to come after it.
+
+    The last input of a kind is left out of the plan if its change is in it: what is kept of such a call is its own.
+    """
+    if not any(numbers for name, numbers in plan.items() if name != _SAMPLE):
+        return []
+    given = trial = cases[0].trial
+    kinds = collections.defaultdict[Any, list[int]](list)
+    for number in itertools.chain(*plan.values()):
+        if cases[number].sample == cases[0].sample:
+            key = cases[number].kind, *_changed(cases[number].trial, given)
+            kinds[key].append(number)
+    for numbers in kinds.values():
+        changed = _with_change(trial, cases[numbers[-1]].trial, given)
+        if attempt(changed.detached()) is not None:
+            trial = changed
+            if len(numbers) > 1 and numbers[-1] in plan[_OTHERS]:
+                plan[_OTHERS].remove(numbers[-1])
+    return [other_values(trial.detached()) or trial]
 
 
 def _changed(trial: Trial, given: Trial) -> list[str]:
@@ -194,10 +210,9 @@ def _changed(trial: Trial, given: Trial) -> list[str]:
     return [n for n, v in trial.arguments.items() if not tensors_in(v) and repr(v) != repr(given.arguments.get(n))]
 
 
-def _unlike(trial: Trial, other: Trial, given: Trial) -> Trial:
-    """The call with all in which `other` differs from the sample as well."""
-    differs = {*_changed(other, given)}
-    dtypes = dict[str, torch.dtype]()
+def _with_change(trial: Trial, other: Trial, given: Trial) -> Trial:
+    """The call with the arguments, and the dtypes, in which another one differs from the sample."""
+    differs, dtypes = {*_changed(other, given)}, dict[str, torch.dtype]()
     for name, value in other.arguments.items():
         before = given.arguments.get(name)
         if isinstance(value, torch.Tensor) and isinstance(before, torch.Tensor):

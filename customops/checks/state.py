@@ -218,14 +218,9 @@ def _check_rewritten(trial: Trial, other: Trial) -> None:
     """A tensor that is written between two calls is another input, though it is the same object."""
     if trial.mutated:
         return
-    # New tensors get the ids of freed ones, which a cache may know from earlier calls. These take such ids first.
-    # For the same reason all copies are in memory that was not used before.
-    spares = [torch.empty(0) for _ in range(_SPARES)]
-    reused = [trial.copy(unseen=True) for _ in range(_COPIES)]
-    fresh = other.copy(unseen=True)
+    fresh, *reused = _unknown_copies(other, *[trial] * _COPIES)
     try:
         expected = results_in(fresh, call(fresh))
-        del spares
         for copy in reused:
             call(copy)
             with torch.no_grad():
@@ -238,6 +233,17 @@ def _check_rewritten(trial: Trial, other: Trial) -> None:
         return
     if found:
         raise trial.fault(_EARLIER, f"called again with a tensor that was written in between: {found}", _KEPT)
+
+
+def _unknown_copies(*trials: Trial) -> list[Trial]:
+    """Copies that no cache of earlier calls knows, by id or by address.
+
+    New tensors get the ids of freed ones. Spare tensors take such ids first.
+    """
+    spares = [torch.empty(0) for _ in range(_SPARES)]
+    copies = [trial.copy(unseen=True) for trial in trials]
+    del spares
+    return copies
 
 
 def _check_shapes(trial: Trial, other: Trial) -> None:
@@ -292,16 +298,14 @@ def _check_numbers(trial: Trial) -> None:
     for other in other_numbers(trial):
         if attempt(other) is None:
             continue
-        # All at a time: some are at addresses that no tensor had before, so of them nothing can be kept.
-        first, *copies = trial.copy(), *(other.copy() for _ in range(2 * _COPIES))
+        first, fresh = _unknown_copies(trial, other)
         second = other.replaced(dict(zip(map(id, trial.tensors), first.tensors, strict=True)))
         try:
             call(first)
-            actual, *expected = [results_in(each, call(each)) for each in (second, *copies)]
+            actual, expected = results_in(second, call(second)), results_in(fresh, call(fresh))
         except Exception as error:
             raise NotExercised("a call with another number fails the second time") from error
-        for each in expected:
-            compare(trial, actual, each, _EARLIER, _KEPT, how="called with the same tensors and another number: ")
+        compare(trial, actual, expected, _EARLIER, _KEPT, how="called with the same tensors and another number: ")
 
 
 def _check_states(trial: Trial, expected: Results) -> None:
@@ -338,7 +342,7 @@ def _check_states(trial: Trial, expected: Results) -> None:
 # Settings of the program that a call has to leave as they are, and the generators of random numbers
 
 
-_SMALLEST = sys.float_info.min  #: but for denormal numbers
+_DENORMAL = sys.float_info.min / 2
 #: What it is, how to ask for it, how to set it.
 _SETTINGS: tuple[tuple[str, Callable[[], Any], Callable[[Any], Any]], ...] = (
     ("whether gradients are recorded", torch.is_grad_enabled, torch.set_grad_enabled),
@@ -352,7 +356,7 @@ _SETTINGS: tuple[tuple[str, Callable[[], Any], Callable[[Any], Any]], ...] = (
     ("the precision of matrix products", torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
     (
         "whether denormal numbers are taken for zero",
-        lambda: _SMALLEST / 2 == 0,  # floats of Python are computed as those of torch are
+        lambda: _DENORMAL * 1.0 == 0.0,  # the setting is one of the processor, for floats of Python as well
         lambda flushed: bool(torch.set_flush_denormal(flushed)),
     ),
     ("whether anomalies are detected", torch.is_anomaly_enabled, torch.set_anomaly_enabled),

@@ -1,9 +1,9 @@
 """test_threads: two threads that call an operator at the same time get what each gets alone.
 
 Each thread calls the operator again and again with inputs of its own, of which the result is known. In the first calls
-one thread runs at a time: at lines of Python code outside of torch, and after what these call of C, it may be the
-other's turn. Which it is comes from a seed, so it is the same on each machine. In the further calls both run, and the
-interpreter switches between them as often as it can. That an operator passes is no proof.
+one thread runs at a time, and hands over at lines of the user's Python code and after C functions that these call. A
+seed decides where, so it is the same on each machine. Further calls begin together and run at the same time, with as
+many switches between threads as the interpreter makes. That an operator passes is no proof.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ from customops.errors import is_users
 _IN_TURN = 6  #: calls in each thread, of which one runs at a time
 _CALLS, _MOST_CALLS = 10, 30  #: further ones, at the same time
 _BUDGET = 0.015  #: seconds of calls in each thread, where more than the fewest calls fit in
-_OFTEN = 30  #: steps after each of which it is the other's turn; then less often, so that ends of long calls are tried
-_MOST_STEPS = 4_000  #: of calls in turn, after which one goes on to its end, and then the other
-_WAIT = 0.02  #: seconds, beyond those of a call, after which the other thread is taken to wait for this one: for a lock
+#: A thread hands over at each of the first steps, so many, and at step n with the probability `_HANDOVERS` / n: so
+#: the ends of long calls are tried, too. After `_MOST_STEPS` it goes on to its end, and then the other one.
+_HANDOVERS, _MOST_STEPS = 30, 4_000
+_WAIT = 0.02  #: seconds, beyond those of its calls, after which the other thread is taken to wait for a lock
 _PATIENCE = 10.0  #: seconds, at the least, until calls that do not return are taken for stuck
 
 
@@ -96,28 +97,28 @@ def _compare(calls: int, seconds: float, *expected: tuple[Trial, Results]) -> No
 
 
 class _Turns:
-    """Lets one of two threads go on at a time, and from step to step, by chance of a seed, the other."""
+    """Lets one of two threads run at a time. At steps of its code it may hand over to the other, as a seed decides."""
 
     def __init__(self, wait: float) -> None:
         self._wait = wait
         self._random = random.Random(0)
         self._moved = threading.Condition()
         self._whose = self._steps = 0
-        self._is_away = [False, False]  #: Does it wait for something that the other has, or make no more steps?
+        self._is_away = [False, False]  #: Does a thread wait for a lock, or make no more steps?
 
     def step(self, number: int) -> None:
-        """Go on, or wait until the other thread made a step."""
-        gives = False
+        """Go on, or hand over and wait until the other thread does."""
+        hands_over = False
         if self._whose == number:
             self._steps += 1
-            gives = self._random.random() < _OFTEN / self._steps
-            if not gives and not self._is_away[number]:
+            hands_over = self._random.random() < _HANDOVERS / self._steps
+            if not hands_over and not self._is_away[number]:
                 return
         with self._moved:
             self._is_away[number] = False
-            if gives:
+            if hands_over:
                 self._give(1 - number)
-            if not self._moved.wait_for(lambda: self._whose == number, self._wait):
+            if not self._moved.wait_for(lambda: self._whose == number, self._wait):  # it waits for a lock
                 self._is_away[1 - number] = True
                 self._whose = number
 

@@ -13,7 +13,7 @@ from torch import Tensor
 import customops
 from customops import Registry, Sample
 from customops.checking._check import SampleChecks
-from customops.checks import CHECKS, UsageError
+from customops.checks import UsageError
 
 SAMPLE = Sample((torch.arange(6.0).reshape(2, 3),), {})
 
@@ -34,10 +34,22 @@ def flat(registry: Registry, ns: str) -> Any:
 def test_each_says_what_check_says(flat: Any) -> None:
     whole = customops.check(flat, [SAMPLE], effort="quick")
     checks = SampleChecks(flat, SAMPLE, 0, "quick")
-    names = [name for name, row in CHECKS.items() if row.effort == "quick"]
+    names = SampleChecks.names(flat, "quick")
     found = {name: [failure.problem for failure in checks.report(name).failures] for name in reversed(names)}
     assert [problem for name in names for problem in found[name]] == [failure.problem for failure in whole.failures]
     assert {failure.check for failure in whole.failures} == {"test_faketensor", "test_gradients"}
+
+
+def test_the_checks_of_an_op_with_a_reference(registry: Registry, ns: str) -> None:
+    op = registry.custom_op(f"{ns}::copied", copied, reference=lambda x: x * 1)
+    assert "test_kernels" in SampleChecks.names(op, "quick")
+    report = customops.check(op, [SAMPLE])
+    assert {each.check for each in report.results} <= {"inputs", "kernels", *SampleChecks.names(op, "normal")}
+    assert "test_aot_dispatch_static" in {each.check for each in report.results}
+
+
+def copied(x: Tensor) -> Tensor:
+    return x.clone()
 
 
 def test_inputs_are_looked_for_once(registry: Registry, ns: str) -> None:

@@ -11,7 +11,7 @@ from helpers.numeric_checks import Finds
 from torch import Tensor
 
 import customops
-from customops.checks import kernels
+from customops.checks import NotExercised, kernels
 from customops.checks._trial import Trial, resolve
 from customops.errors import CheckError
 
@@ -41,6 +41,21 @@ def test_a_kernel_for_the_cpu(op: Finds) -> None:
     op.passes(with_kernel(op, sigmoid, lambda x: 1 / (1 + (-x).exp())), torch.randn(5))
     error = op.finds(with_kernel(op, sigmoid, lambda x: x.sigmoid() + 0.01), torch.randn(5), match="kernel for cpu")
     assert "test_kernels" in str(error.where)
+
+
+def test_a_call_for_each_input(op: Finds) -> None:
+    """Another one, whether the kernel is random, only where the reference has other results."""
+    calls = []
+
+    def noisy(x: Tensor, noise: float) -> Tensor:
+        calls.append(1)
+        return x * 2 + noise * torch.rand_like(x)
+
+    made = resolve(op.define(noisy))
+    kernels.check(Trial(made, (torch.randn(5), 0.0), reference=lambda x, noise: x * 2))
+    assert len(calls) == 1
+    with pytest.raises(NotExercised, match="equal calls have different results"):
+        kernels.check(Trial(made, (torch.randn(5), 1.0), reference=lambda x, noise: x * 2))
 
 
 KERNELS = {

@@ -133,16 +133,14 @@ def candidates(accepted: Sequence[Case], variation: Variation, found: Sequence[C
     steps = [case for case in accepted if case.kind in ("number", "choice", "optional", "list", "dtype", "value")]
     named = constants_of(accepted[0].trial)
     waiting = collections.deque(_changed(case, variation, named) for case in steps)
-    changed, seen = 0, set[frozenset[str]]()
+    changed = 0
     while waiting or changed < len(found):
         waiting.extendleft(_changed(case, variation, named) for case in found[changed:])
         changed = len(found)
         cases = waiting.popleft()
         if (case := next(cases, None)) is not None:
             waiting.append(cases)
-            if (changes := frozenset(case.label.split("; "))) not in seen:  # else the same, in another order
-                seen.add(changes)
-                yield case
+            yield case
 
 
 def _changed(case: Case, variation: Variation, named: Constants) -> Iterator[Case]:
