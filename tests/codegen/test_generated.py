@@ -1,7 +1,8 @@
-"""The generated functions, one file of them in tests/generated for each shape of op; and that Python finds their lines.
+"""The generated functions of each shape of op, as files in tests/generated, and how Python finds their lines.
 
-A shape that is like another has only its differences from that one, its base, in a file. A change of these files is a
-change of what runs in each call: ``make generated`` writes them anew, for review.
+The file of a shape shows the differences from its base, `plain` for most shapes; a shape without a base has its whole
+code in a file. A change of these files is a change of the code that runs in each call: ``make generated`` writes the
+files again, for review.
 """
 
 from __future__ import annotations
@@ -32,6 +33,9 @@ ACCEPT = bool(os.environ.get("EXPECTTEST_ACCEPT"))
 def setup_context(ctx: Any, inputs: Any, output: Any) -> None: ...
 
 
+WITH_SETUP = {"setup_context": setup_context}
+
+
 @dataclass(frozen=True)
 class Shape:
     """An op, the options of its backward, None for an op without one, and the shape that it is shown beside."""
@@ -41,7 +45,7 @@ class Shape:
     check: str = "always"
     bypass: bool = False
     backward: dict[str, Any] | None = None
-    base: str | None = None
+    base: str | None = "plain"
 
     def define(self, registry: Registry, name: str) -> Any:
         op = registry.custom_op(
@@ -68,40 +72,62 @@ class Shape:
 
 
 SHAPES = {
-    "plain": Shape("(Tensor x, Tensor y, float by) -> Tensor", backward={"setup_context": setup_context}),
-    "no_backward": Shape("(Tensor x) -> Tensor", base="once_differentiable"),
-    "once_differentiable": Shape("(Tensor x) -> Tensor", backward={"once_differentiable": True}),
-    "defaults": Shape("(Tensor x, float by=1.0, SymInt n=2) -> Tensor", backward={}),
-    "list_default": Shape("(Tensor x, int[] sizes=[1, 2], *, float[] more=[3.]) -> Tensor", backward={}),
-    "keyword_only": Shape("(Tensor x, *, float by, bool flag=True) -> Tensor", backward={}),
-    "keyword_only_tensor": Shape("(Tensor x, *, Tensor? y=None) -> Tensor", backward={}),
-    "optional": Shape("(Tensor? x, Tensor y, float? by=None) -> Tensor", backward={}, base="plain"),
-    "many_tensors": Shape("(Tensor a, Tensor b, Tensor c, Tensor d) -> Tensor", backward={}),
-    "lists": Shape("(Tensor[] xs, Tensor y) -> Tensor[]", backward={}),
-    "list_with_gaps": Shape("(Tensor?[] xs) -> (Tensor, Tensor[])", backward={}),
-    "several_returns": Shape("(Tensor x, Tensor y) -> (Tensor, Tensor)", backward={"setup_context": setup_context}),
-    "no_returns": Shape("(Tensor x) -> ()"),
-    "number": Shape("(Tensor x) -> float", base="no_returns"),
-    "tensor_and_number": Shape("(Tensor x) -> (Tensor, int)", backward={}, base="check_never"),
-    "inplace": Shape("(Tensor(a!) x, Tensor y, float alpha=1.0) -> Tensor(a!)", (Tag.inplace,), backward={}),
-    "out": Shape("(Tensor x, *, Tensor(a!) out) -> Tensor(a!)", (Tag.out,)),
-    "several_outs": Shape("(Tensor x, *, Tensor(a!) u, Tensor(b!) v) -> (Tensor(a!), Tensor(b!))", (Tag.out,)),
-    "mutates_one": Shape("(Tensor(a!) x, Tensor y) -> ()", backward={}),
-    "mutates_several": Shape("(Tensor(a!) x, Tensor(b!)[] ys) -> Tensor", backward={}),
-    "mutates_optional": Shape("(Tensor x, Tensor(a!)? seen) -> Tensor", backward={}),
-    "view": Shape("(Tensor(a) x, int dim) -> Tensor(a)", backward={}),
-    "no_tensors": Shape("(SymInt[] size, *, Device device) -> Tensor"),
-    "keywords_as_names": Shape("(Tensor from, float __debug__, float await=1.0) -> Tensor", backward={}),
-    "names_of_ours": Shape(
-        "(Tensor _result, Tensor __fn, int type, int len) -> Tensor", backward={}, base="keywords_as_names"
+    "plain": Shape("(Tensor x, Tensor y, float by) -> Tensor", backward=WITH_SETUP, base=None),
+    "no_setup": Shape("(Tensor x, Tensor y, float by) -> Tensor", backward={}),
+    "no_backward": Shape("(Tensor x, Tensor y, float by) -> Tensor"),
+    "once_differentiable": Shape("(Tensor x, Tensor y, float by) -> Tensor", backward={"once_differentiable": True}),
+    "random": Shape("(Tensor x, Tensor y, float by) -> Tensor", (Tag.nondeterministic_seeded,), backward=WITH_SETUP),
+    "bypass": Shape("(Tensor x, Tensor y, float by) -> Tensor", bypass=True, backward=WITH_SETUP),
+    "defaults": Shape("(Tensor x, Tensor y, float by=1.0, SymInt n=2) -> Tensor", backward=WITH_SETUP),
+    "list_default": Shape("(Tensor x, Tensor y, int[] by=[1, 2]) -> Tensor", backward=WITH_SETUP, base="defaults"),
+    "keyword_only": Shape("(Tensor x, Tensor y, *, float by, bool flag=True) -> Tensor", backward={}, base="no_setup"),
+    "keyword_only_tensor": Shape(
+        "(Tensor x, *, Tensor? y=None, float[] by=[3.]) -> Tensor", backward={}, base="no_setup"
     ),
-    "random": Shape(
-        "(Tensor x) -> Tensor", (torch.Tag.nondeterministic_seeded,), backward={}, base="once_differentiable"
+    "optional": Shape("(Tensor? x, Tensor y, float? by=None) -> Tensor", backward=WITH_SETUP),
+    "many_tensors": Shape("(Tensor x, Tensor y, Tensor z, Tensor w, float by) -> Tensor", backward=WITH_SETUP),
+    "lists": Shape("(Tensor[] x, Tensor y, float by) -> Tensor[]", backward=WITH_SETUP),
+    "list_with_gaps": Shape(
+        "(Tensor?[] x, Tensor y, float by) -> (Tensor, Tensor[])", backward=WITH_SETUP, base="lists"
     ),
-    "check_first": Shape("(Tensor x) -> (Tensor, Tensor)", check="first", backward={}),
-    "check_never": Shape("(Tensor x) -> (Tensor, Tensor)", check="never", backward={}, base="check_first"),
-    "bypass": Shape("(Tensor x, Tensor? y, float by) -> Tensor", bypass=True, backward={}, base="plain"),
-    "bypass_mutates": Shape("(Tensor(a!) x, Tensor y, *, int n=1) -> ()", bypass=True),
+    "several_returns": Shape("(Tensor x, Tensor y, float by) -> (Tensor, Tensor)", backward=WITH_SETUP),
+    "check_first": Shape(
+        "(Tensor x, Tensor y, float by) -> (Tensor, Tensor)",
+        check="first",
+        backward=WITH_SETUP,
+        base="several_returns",
+    ),
+    "check_never": Shape(
+        "(Tensor x, Tensor y, float by) -> (Tensor, Tensor)",
+        check="never",
+        backward=WITH_SETUP,
+        base="several_returns",
+    ),
+    "tensor_and_number": Shape(
+        "(Tensor x, Tensor y, float by) -> (Tensor, int)", backward=WITH_SETUP, base="several_returns"
+    ),
+    "no_returns": Shape("(Tensor x, Tensor y, float by) -> ()", base="no_backward"),
+    "number": Shape("(Tensor x, Tensor y, float by) -> float", base="no_returns"),
+    "mutates_one": Shape("(Tensor(a!) x, Tensor y, float by) -> ()", backward=WITH_SETUP),
+    "mutates_several": Shape("(Tensor(a!) x, Tensor(b!)[] y, float by) -> Tensor", backward=WITH_SETUP),
+    "mutates_optional": Shape(
+        "(Tensor x, Tensor(a!)? y, float by) -> Tensor", backward=WITH_SETUP, base="mutates_several"
+    ),
+    "inplace": Shape(
+        "(Tensor(a!) x, Tensor y, float by=1.0) -> Tensor(a!)", (Tag.inplace,), backward=WITH_SETUP, base="mutates_one"
+    ),
+    "out": Shape("(Tensor x, Tensor y, *, Tensor(a!) out) -> Tensor(a!)", (Tag.out,), base=None),
+    "several_outs": Shape(
+        "(Tensor x, Tensor y, *, Tensor(a!) out, Tensor(b!) more) -> (Tensor(a!), Tensor(b!))", (Tag.out,), base="out"
+    ),
+    "bypass_mutates": Shape("(Tensor(a!) x, Tensor y, *, int n=1) -> ()", bypass=True, base=None),
+    "view": Shape("(Tensor(a) x, int dim) -> Tensor(a)", backward={}, base=None),
+    "no_tensors": Shape("(SymInt[] size, *, Device device) -> Tensor", base=None),
+    "odd_names": Shape(
+        "(Tensor from, Tensor _result, int __fn, int type, float __debug__, float await=1.0) -> Tensor",
+        backward={},
+        base=None,
+    ),
 }
 
 
@@ -119,7 +145,7 @@ def test_generated_functions_are_those_of_the_file(
     compile(text, name, "exec")
     if base is not None:
         before = generated(registry, ns, base)
-        difference = difflib.unified_diff(before.splitlines(), text.splitlines(), base, name, n=1, lineterm="")
+        difference = difflib.unified_diff(before.splitlines(), text.splitlines(), base, name, n=0, lineterm="")
         text = "".join(f"{line}\n" for line in difference)
     file = file_of(name)
     if ACCEPT:
