@@ -22,11 +22,11 @@ BIN := $(VENV)/bin
 TESTING := $(VENV)/.installed-test
 DEVELOPING := $(VENV)/.installed-dev
 
-.PHONY: help demo demo-all test test-fast test-gpu test-versions generated types-table versions-table screens photos lint format typecheck docs notebook call-costs pictures dist release-check bench bench-check bench-backend bench-import bench-clients house clean
+.PHONY: help demo demo-all test test-all test-fast test-gpu test-versions generated types-table versions-table screens photos lint format typecheck docs notebook call-costs pictures dist release-check bench bench-check bench-backend bench-import bench-clients house clean
 .NOTPARALLEL:
 
 help:
-	@echo "targets: demo demo-all test test-fast test-gpu test-versions generated types-table versions-table screens photos lint format typecheck docs notebook call-costs pictures dist release-check bench bench-check bench-backend bench-import bench-clients house clean"
+	@echo "targets: demo demo-all test test-all test-fast test-gpu test-versions generated types-table versions-table screens photos lint format typecheck docs notebook call-costs pictures dist release-check bench bench-check bench-backend bench-import bench-clients house clean"
 
 # torch goes first and pinned, and is named again beside the package so that nothing replaces it.
 # The stamps make a rerun free; an environment that is already there is used as it is.
@@ -50,12 +50,17 @@ demo: $(VENV)/.installed-demo
 demo-all: $(TESTING)
 	$(BIN)/python -m customops check --effort quick $(EXAMPLES)
 
+# The tests, with a part of each product: pyproject.toml leaves out the tests that are marked `full`.
 test: $(TESTING)
 	$(BIN)/python -m pytest -n 2 --dist worksteal -q
 
+# The tests with the full products.
+test-all: $(TESTING)
+	$(BIN)/python -m pytest -n 2 --dist worksteal -q -m "full or not full"
+
 # What neither compiles nor starts processes nor takes seconds: for the time between two edits.
 test-fast: $(TESTING)
-	$(BIN)/python -m pytest -n 2 --dist worksteal -q -m "not slow and not compile and not process"
+	$(BIN)/python -m pytest -n 2 --dist worksteal -q -m "not full and not slow and not compile and not process"
 
 # What needs a CUDA device: each of the others runs without, also where there is one.
 test-gpu: $(TESTING)

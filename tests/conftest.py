@@ -14,6 +14,7 @@ import pytest
 import torch
 from helpers import warm
 from helpers.functions import double_fn
+from helpers.isolated import isolated
 from torch.library import Library
 
 import customops
@@ -38,7 +39,8 @@ def pytest_configure(config: pytest.Config) -> None:
     warm.begin()
 
 
-def pytest_collection_finish() -> None:
+def pytest_collection_finish(session: pytest.Session) -> None:
+    isolated.chosen = {item.function for item in session.items if isinstance(item, pytest.Function)}
     # Torch and the tests are there to stay: collections need not go through millions of objects each time, and seldom
     # find anything.
     gc.collect()

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 from helpers import gradient_table
+from helpers.covers import cover
 from helpers.gradient_ops import Maker, MakerFromFunctions, Program
 from helpers.gradient_ops.maker import save
 from helpers.gradient_table import RAISES, RIGHT, SHAPES, TRANSFORMS, Loss, compare
@@ -96,14 +97,20 @@ def saved_tensors_hooks_work() -> Iterator[None]:
     torch._C._autograd._saved_tensors_hooks_enable()
 
 
-def fails(reason: str | None) -> list[Any]:
-    return [] if reason is None else [pytest.mark.xfail(reason=reason)]
+def marks(fault: str | None, in_cover: bool = True) -> list[pytest.MarkDecorator]:
+    return [pytest.mark.xfail(reason=fault)] * (fault is not None) + [pytest.mark.full] * (not in_cover)
 
 
-def cells(names: list[str], shapes: Iterable[str] = SHAPES) -> list[Any]:
-    """Parameters for the cells of some transforms: those of faults fail."""
+def cells(names: list[str], shapes: Sequence[str] = tuple(SHAPES), each: int = 8) -> list[Any]:
+    """Return parameters for the cells of some transforms; `make test` runs a cover, with `each` transforms a shape."""
+    covered = cover(shapes, names, of_first=each)
     return [
-        pytest.param(shape, name, marks=fails(FAULTS.get((shape, name), (None, None))[1]), id=f"{name}-{shape}")
+        pytest.param(
+            shape,
+            name,
+            marks=marks(FAULTS.get((shape, name), (None, None))[1], (shape, name) in covered),
+            id=f"{name}-{shape}",
+        )
         for shape in shapes
         for name in names
     ]
@@ -139,7 +146,7 @@ GRADCHECK_FAULTS: dict[tuple[str, str], str] = {
 
 def checks(test: str) -> list[Any]:
     return [
-        pytest.param(shape, formulas, marks=fails(GRADCHECK_FAULTS.get((test, shape))))
+        pytest.param(shape, formulas, marks=marks(GRADCHECK_FAULTS.get((test, shape))))
         for shape in SHAPES
         for formulas in ("by hand", "from")
         if CHECKED.get(shape) != () and (formulas == "by hand" or shape not in NOT_FROM)
@@ -224,6 +231,7 @@ def test_refused_by_the_compiler(by_hand: Any, name: str) -> None:
     cells(
         ["backward", "create_graph", "grad(grad)", "jacfwd", "linearize", "hessian", "vmap(grad)"],
         [shape for shape in SHAPES if shape not in NOT_FROM and shape != "not_differentiable"],
+        each=2,
     ),
 )
 def test_formulas_from_functions(makers: dict[str, Any], shape: str, name: str) -> None:
