@@ -42,7 +42,6 @@ ROOMS = (
     "checks",
     "__init__",
     "logging",
-    "fake_profile",
     "languages",
     "legacy",
     "testing",
