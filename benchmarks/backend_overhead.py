@@ -1,13 +1,13 @@
-"""What a call costs on a device written in Python, next to the CPU and to the C++ device of the examples.
+"""The time of a call on a device written in Python, beside the CPU and the C++ device of the examples.
 
     cpu       torch's own kernel
-    library   the same function as a Python kernel of torch.library, on the CPU: what any Python kernel costs
+    library   the same function as a Python kernel of torch.library, on the CPU: the least that a Python kernel costs
     npy       the device of customops.backend
-    cpp       the device of examples/cpp_device, if that can be built here
+    cpp       the device of examples/cpp_device, if it can be built here
 
-Tensors have four elements: what is measured is the way to the kernel and back. Each device has a process of its own,
-which keeps the best of many runs, because what disturbs only adds. The ratio is npy to library; it is not to be above
-3 for a kernel of the device, and 10 for an op that falls back to the CPU.
+Tensors have four elements, so that the time is that of the way to the kernel and back. Each device has its own process,
+so devices cannot take turns; the script reports the best of many rounds. The ratio is npy to library. It should be at
+most 3 for a kernel of the device, and 10 for an op that falls back to the CPU.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from bench import take_turns
 from torch import Tensor
 
 from customops.backend import register_backend
@@ -28,7 +29,7 @@ from customops.testing import IsolationError, run_isolated
 
 CPP = Path(__file__).resolve().parents[1] / "examples" / "cpp_device"
 
-#: name -> statement, what runs on npy, and the highest ratio to a Python kernel that is wanted.
+#: Name -> the statement, the kernel that runs on npy, and the highest ratio that the script accepts.
 CASES: dict[str, tuple[str, str, float | None]] = {
     "kernel": ("op(x, y)", "a kernel of the device", 3),
     "kernel, NumPy": ("op_numpy(x, y)", "the same, by numpy(x)", 3),
@@ -46,21 +47,20 @@ CASES: dict[str, tuple[str, str, float | None]] = {
 
 
 def measure(device: str, rounds: int) -> dict[str, float]:
-    """Best microseconds of each case. The ops `op`, ... are an addition: by a kernel of the device, or in Python."""
+    """Return the best microseconds of each case."""
     torch.set_num_threads(1)
     names = _names(device)
-    number = 300
     timers = {
         case: timeit.Timer(statement, globals=names)
         for case, (statement, *_) in CASES.items()
         if _has(names, statement)
     }
-    runs = [{case: timer.timeit(number) for case, timer in timers.items()} for _ in range(rounds)]
-    return {case: min(run[case] for run in runs) / number * 1e6 for case in timers}
+    meters = {case: lambda timer=timer: 1e6 * timer.timeit(300) / 300 for case, timer in timers.items()}
+    return {case: min(times) for case, times in take_turns(meters, rounds).items()}
 
 
 def check(device: str) -> dict[str, Any]:
-    """The results, as numbers."""
+    """Return the results of the cases as numbers."""
     names = _names(device)
     results = {}
     for case, (statement, *_) in CASES.items():
@@ -83,7 +83,7 @@ def _names(device: str) -> dict[str, Any]:
     elif device == "cpp":
         sys.path.insert(0, str(CPP))
         importlib.import_module("toy").register()
-        names["op"] = torch.add  # a kernel of that device
+        names["op"] = torch.add  # the device has a kernel for it
     else:
         names["op"] = torch.add
         names["op_out"] = lambda x, y, out: torch.add(x, y, out=out)
@@ -94,7 +94,7 @@ def _names(device: str) -> dict[str, Any]:
 
 
 def _kernels(backend: Any) -> dict[str, Any]:
-    """The addition as three ops, with kernels for the CPU, or for the device and over its memory."""
+    """Define an addition as three ops, with kernels for the backend or for the CPU, and return the ops."""
 
     def itself(x: Any) -> Any:
         return x
@@ -130,9 +130,9 @@ def devices() -> list[str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="only verify that the devices agree; time nothing")
+    parser.add_argument("--check", action="store_true", help="compare the results of the devices; time nothing")
     parser.add_argument("--quick", action="store_true", help="a tenth of the rounds")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to FILE, too")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to FILE")
     options = parser.parse_args()
     function, arguments = (check, ()) if options.check else (measure, (6 if options.quick else 60,))
     found: dict[str, dict[str, Any]] = {}
@@ -159,7 +159,7 @@ def _agree(found: dict[str, dict[str, Any]]) -> int:
 
 
 def _print(found: dict[str, dict[str, float]]) -> int:
-    # A kernel in Python of the CPU that adds: what all kernels of the device are compared with.
+    # The addition by a Python kernel on the CPU. Cases that the CPU has no Python kernel for are compared with it.
     floor = found["library"]["kernel"]
     print(f"{'us':14}" + "".join(f"{device:>9}" for device in found) + f"{'ratio':>8}")
     above = 0

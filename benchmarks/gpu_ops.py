@@ -1,26 +1,27 @@
-"""Time per token of a layer's Triton kernels on a GPU, by the way that their ops are defined.
+"""The time per token of a layer's Triton kernels on a GPU, by the way that their ops are defined.
 
 A token goes through `--layers` layers of four kernels, with the shapes of a model that serves `--tokens` sequences: RMS
 norm, rotary embedding of queries and keys, writing keys and values to a cache, and SiLU times gate of an MLP (whose
-matrix products are torch's). Each kernel writes to tensors that it is given, as in vLLM, SGLang and quack. All ways
-launch the same Triton kernels:
+matrix products are torch's). Each kernel writes to its arguments, as in vLLM, SGLang and quack. All ways launch the
+same Triton kernels:
 
-    function    the Python functions, without ops: what a launch costs
+    function    the Python functions, without ops: the time of the launches
     customops   customops.custom_op(..., kernel_calls_torch=False)
     bypass      the same with bypass=True
     custom_op   torch.library.custom_op
-    vLLM        a schema, a kernel and a fake in a Library, as vLLM's direct_register_custom_op
-    quack       the function in eager mode, torch's custom_op under a compiler
+    vLLM        a schema, a kernel and a fake impl in a Library, as vLLM's direct_register_custom_op
+    quack       the function in eager mode, torch's custom_op while a compiler traces
 
 in four modes:
 
-    eager       with the launches of torch's own operations
+    eager       including the launches of torch's own operations
     compiled    torch.compile, fullgraph=True
     overhead    torch.compile with mode="reduce-overhead", which captures CUDA graphs
     captured    eager, captured by hand in one CUDA graph, and replayed
 
-Wall time, as a launch is asynchronous and a token waits for both. Without a CUDA device nothing is timed; `--check`
-then runs every way under Triton's interpreter, and compares what they compute with plain torch.
+Times are wall time, because launches are asynchronous and a token waits for the launches and for the GPU. Without a
+CUDA device, the script times nothing. `--check` compares the results of all ways with plain torch, without a device
+under Triton's interpreter.
 """
 
 from __future__ import annotations
@@ -28,7 +29,6 @@ from __future__ import annotations
 import argparse
 import os
 import platform
-import statistics
 import time
 from collections.abc import Callable
 from typing import Any
@@ -38,11 +38,11 @@ import torch
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when triton is imported
 
-import by_hand
 import triton
 import triton.language as tl
+from bench import Times, take_turns
 from torch import Tensor
-from torch.library import Library
+from torch.library import Library, infer_schema
 
 import customops
 
@@ -115,7 +115,7 @@ def silu_and_mul(gate_up: Tensor, out: Tensor) -> None:
     mlp_kernel[(rows, triton.cdiv(columns, 1024))](gate_up, out, columns, BLOCK=1024)
 
 
-#: Function -> what it writes to.
+#: Function -> the arguments that it writes.
 KERNELS: dict[Fn, tuple[str, ...]] = {
     rms_norm: ("out",),
     rotary: ("x",),
@@ -146,13 +146,32 @@ def by_custom_op(fn: Fn, mutated: tuple[str, ...]) -> Fn:
     return op
 
 
+def as_vllm(fn: Fn, mutated: tuple[str, ...]) -> Fn:
+    name = fn.__name__
+    LIBRARY.define(name + infer_schema(fn, mutates_args=mutated))
+    LIBRARY.impl(name, fn, DEVICE.upper())
+    LIBRARY._register_fake(name, nothing)
+    return getattr(torch.ops.bench_gpu_vllm, name)
+
+
+def as_quack(fn: Fn, mutated: tuple[str, ...]) -> Fn:
+    op = torch.library.custom_op(f"bench_gpu_quack::{fn.__name__}", fn, mutates_args=mutated)
+    op.register_fake(nothing)
+    overload = op._opoverload
+
+    def call(*args: Any) -> Any:
+        return (overload if torch.compiler.is_compiling() else fn)(*args)
+
+    return call
+
+
 WAYS: dict[str, Callable[[Fn, tuple[str, ...]], Fn]] = {
     "function": lambda fn, mutated: fn,
     "customops": by_customops,
     "bypass": lambda fn, mutated: by_customops(fn, mutated, bypass=True),
     "custom_op": by_custom_op,
-    "vLLM": lambda fn, mutated: by_hand.vllm(LIBRARY, fn.__name__, fn, mutated, nothing, DEVICE.upper()),
-    "quack": lambda fn, mutated: by_hand.quack(f"bench_gpu_quack::{fn.__name__}", fn, mutated),
+    "vLLM": as_vllm,
+    "quack": as_quack,
 }
 
 
@@ -203,7 +222,7 @@ class Model:
 
 
 def in_torch() -> dict[str, Fn]:
-    """What the kernels compute, in plain torch."""
+    """Return functions of plain torch that compute the same as the kernels."""
 
     def norm(x: Tensor, weight: Tensor, out: Tensor, eps: float) -> None:
         wide = x.float()
@@ -241,23 +260,19 @@ MODES: dict[str, Callable[[Callable[[Tensor], Tensor], Tensor], Callable[[Tensor
 }
 
 
-def microseconds(step: Callable[[Tensor], Any], x: Tensor, rounds: int) -> list[float]:
-    for _ in range(5):
+def microseconds(step: Callable[[Tensor], Any], x: Tensor) -> float:
+    """Return the time of a token, over ten tokens."""
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    for _ in range(10):
         step(x)
-    found = []
-    for _ in range(rounds):
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        for _ in range(10):
-            step(x)
-        torch.cuda.synchronize()
-        found.append(1e5 * (time.perf_counter() - start))
-    return found
+    torch.cuda.synchronize()
+    return 1e5 * (time.perf_counter() - start)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="small shapes: only compare what the ways compute")
+    parser.add_argument("--check", action="store_true", help="compare the results on small shapes; time nothing")
     parser.add_argument("--layers", type=int, default=16)
     parser.add_argument("--tokens", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=50)
@@ -285,10 +300,11 @@ def main() -> None:
         for way, ops in every_way.items():
             cells = ""
             for prepare in MODES.values():
+                # One way at a time: Dynamo would search the graphs of all ways, which share the code of the step.
                 torch._dynamo.reset()
-                found = microseconds(prepare(model.step(ops), model.x), model.x, options.rounds)
-                low, middle, high = statistics.quantiles(found, n=4)
-                cells += f"{middle:11.1f} ±{50 * (high - low) / middle:3.0f}%"
+                step = prepare(model.step(ops), model.x)
+                meters = {way: lambda step=step: microseconds(step, model.x)}
+                cells += f"{Times(take_turns(meters, options.rounds)).cell(way):>18}"
             print(f"{way:12}{cells}")
 
 
