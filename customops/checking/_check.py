@@ -17,7 +17,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType, NoneType
@@ -45,10 +45,9 @@ from customops.checks._outcome import (
     torch_refuses,
 )
 from customops.checks._runs import attempt, fake_error
-from customops.checks._table import Check, checks_at
+from customops.checks._table import RETIRED, Check, checks_at
 from customops.checks._trial import EFFORTS, FAILS, Case, Effort, Trial, of_reference, resolve
-from customops.checks.first_calls import Forks, can_fork
-from customops.checks.inputs import Branches, derive, probe, search, shrink, variation_of
+from customops.checks.inputs import derive, probe, shrink, variation_of
 from customops.checks.kernels import REFUSED, Reached
 from customops.checks.state import Settings
 from customops.errors import CheckError, brief, did_you_mean, is_deliberate, is_users, where
@@ -81,8 +80,6 @@ _INPUTS: dict[Effort, tuple[int, ...]] = {"quick": (12, 12), "normal": (60, 20),
 #: Seconds of processor time after which a check, or the search for inputs, is ended: of slow operators, that is. It
 #: is reported.
 _SLOW: dict[Effort, float] = {"quick": 2.0, "normal": 10.0, "thorough": 600.0}
-#: How many more are tried at most, of the first sample and of each further one, for branches that no other takes.
-_SEARCHING: dict[Effort, tuple[int, int]] = {"quick": (0, 0), "normal": (250, 60), "thorough": (20_000, 20_000)}
 #: The same after which nothing more is tried, but for what has begun. That is reported, too.
 _LATE: dict[Effort, float] = {"quick": 10.0, "normal": 60.0, "thorough": 3600.0}
 _PATIENCE = 2.0  #: seconds before the line of progress is shown
@@ -179,6 +176,11 @@ def check(
     return replace(report, left_out=(*report.left_out, *not_chosen))
 
 
+def can_fork() -> bool:
+    """Return True if this process can be forked: the platform has `os.fork`, and CUDA is not in use."""
+    return hasattr(os, "fork") and not torch.cuda.is_initialized()
+
+
 def is_isolated(isolate: bool | None, trial: Trial) -> bool:
     """Is the operator to be run in a process of its own? Where nothing is said, if its kernel may end the process."""
     if isolate is not None:
@@ -254,10 +256,13 @@ def _trial(overload: _torch.library.OpOverload, op: Any, sample: Any, reference:
 
 def _known(argument: str, names: str | Sequence[str]) -> tuple[str, ...]:
     names = (names,) if isinstance(names, str) else tuple(names)
+    if argument == "skip":
+        names = tuple(name for name in names if name not in RETIRED)
     unknown = [name for name in names if name not in CHECKS]
     if unknown:
         got = ", ".join(map(repr, unknown))
-        fix = did_you_mean(unknown[0], CHECKS)
+        by = RETIRED.get(unknown[0])
+        fix = did_you_mean(unknown[0], CHECKS) if by is None else f"{unknown[0]} was removed; use {by}"
         raise UsageError("there is no such check", argument=argument, expected=", ".join(CHECKS), got=got, fix=fix)
     return names
 
@@ -318,7 +323,6 @@ class Run:
     cases: list[Case] | None = None  #: the accepted inputs, once they are known; a run that is given them does not look
     first: int = 0  #: the number of the first sample
     limits: Limits = field(default_factory=Limits)
-    searches: bool = True  #: for inputs that take other branches; not where an input may end the process
     reached: Reached = field(init=False)
 
     def __post_init__(self) -> None:
@@ -327,11 +331,6 @@ class Run:
     @property
     def op(self) -> str:
         return self.samples[0].name
-
-    @property
-    def _asks_first_calls(self) -> bool:
-        """Is the check of them among the chosen? Where inputs alone are looked for, others are chosen later."""
-        return "test_first_calls" in self.chosen or (not self.chosen and self.effort != "quick")
 
     @property
     def source(self) -> str | None:
@@ -344,7 +343,7 @@ class Run:
             warnings.simplefilter("ignore")
             yield 0, 1, INPUTS
             with observe(self.reached):
-                cases = self.cases = self._accepted() if self.cases is None else self.cases
+                cases = self.cases = [*self._accepted()] if self.cases is None else self.cases
             self.reached.devices |= {tensor.device.type for case in cases for tensor in case.trial.tensors}
             rows = self.chosen.items() if cases else ()
             work = [(name, list(row.inputs(cases, self.effort))) for name, row in rows]
@@ -407,16 +406,8 @@ class Run:
             failures.append(Failure(self.op, check, error, label_of(case), args, kwargs, count, self.source))
         return tuple(self.results), tuple(failures), tuple(self.left_out)
 
-    def _accepted(self) -> list[Case]:
-        if not (self._asks_first_calls and can_fork()) or self.samples[0].is_builtin:
-            return [*self._find_accepted()]
-        # What this process keeps of calls, a fork of it before any does not have.
-        with closing(Forks(self.samples[0])) as forks:
-            return forks.with_results([*self._find_accepted()])
-
-    def _find_accepted(self) -> Iterator[Case]:
+    def _accepted(self) -> Iterator[Case]:
         variation = variation_of(self.custom_op)
-        branches = Branches(self.samples[0]) if self.searches and any(_SEARCHING[self.effort]) else None
         for number, sample in enumerate(self.samples, self.first):
             outcomes: dict[str, bool] = {}
             derived = derive(sample, variation, self.effort, number, outcomes)
@@ -425,12 +416,9 @@ class Run:
                 self._announced(derived),
                 at_most=_INPUTS[self.effort][number > 0],
                 seconds=_SLOW[self.effort],
-                branches=branches,
                 outcomes=outcomes,
                 limits=self.limits,
             )
-            limits = (_SEARCHING[self.effort][number > 0], _SLOW[self.effort], self.limits)
-            found = [] if branches is None else search(probed, variation, branches, *limits)
             settings.restore()
             seconds = probed.seconds / max(len(probed.accepted) + len(probed.rejected), 1)
             for each in probed.rejected:
@@ -440,7 +428,7 @@ class Run:
                     self._add(INPUTS, "rejected", [each.case], seconds, in_short(each.kernel_error, 200))
             if probed.is_late:
                 self.left_out.append(f"inputs left out ({_SLOW[self.effort]:g} s)")
-            yield from (*probed.accepted[:1], *found, *probed.accepted[1:])
+            yield from probed.accepted
 
     def _fault_of(self, case: Case, error: BaseException) -> CheckError | None:
         """What is wrong where a call raised `error`; None if the operator refused its inputs."""
@@ -656,7 +644,6 @@ def _child(run: Run, place: Path) -> Any:
     faulthandler.enable(2)  # says on stderr which line a crash was in
     torch.set_num_threads(1)  # the threads of the parent are not there
     signal.signal(signal.SIGINT, lambda *_: None)  # a Ctrl-C is for the parent, which ends this process
-    run.searches = False
 
     def announce(check: str, case: int) -> None:
         place.write_bytes(pickle.dumps((check, case)))

@@ -18,7 +18,6 @@ from xml.etree import ElementTree as ET
 import torch
 
 from customops import _torch
-from customops._describe import notebook
 from customops._describe.render import described, plural
 from customops.checks._memory import is_addressable
 from customops.checks._outcome import in_short
@@ -234,23 +233,6 @@ class Report:
         lines += ["", *(f"  {name:<{width}}  {_in_words(results)}" for name, results in by_check.items())]
         return "\n".join([*lines, *(f"left out: {reason}" for reason in self.left_out)])
 
-    def _repr_html_(self) -> str:
-        rows = []
-        for name, results in self.by_check().items():
-            found = {result.status for result in results}
-            worst = next(each for each in ("failed", "passed", "not exercised", "rejected") if each in found)
-            rows.append((name, worst, _in_words(results)))
-        faults = [str(failure).partition("\n") for failure in self.failures]
-        counts = ", ".join(f"{count} {each}" for each, count in collections.Counter(row[1] for row in rows).items())
-        status = "failed" if self.failures else "passed" if self.passed else "not exercised"
-        return notebook.page(
-            self._headline(),
-            *(notebook.folded(head, notebook.preformatted(rest), is_open=True) for head, _, rest in faults),
-            notebook.folded(f"{plural(len(rows), 'check')}: {counts}", notebook.table(rows, _COLUMNS)),
-            notebook.folded("left out", *map(notebook.paragraph, self.left_out)) if self.left_out else "",
-            status=status,
-        )
-
     def to_dict(self) -> dict[str, Any]:
         """The report as lists, dicts, strings and numbers."""
         failures = []
@@ -305,9 +287,6 @@ class Report:
             if name != "inputs" or said:  # inputs that the operator rejects are no test, unless one shows a fault
                 cases[name] = sum(result.seconds for result in results), said
         return junit_suite(self.op, self.seconds, cases)
-
-
-_COLUMNS = ("check", "result", "inputs")
 
 
 def _in_words(results: list[Result]) -> str:

@@ -188,7 +188,7 @@ class Function:
 
 
 def function_derived(trial: Trial, kind: str = "backward") -> Callable[..., Any] | None:
-    """The function whose derivative the formula is, by `register_autograd_from`; None if the user wrote the formula."""
+    """Return the reference whose derivative the formula is, or None if the user wrote the formula."""
     formula = trial.custom_op and trial.custom_op._rules.autograd.formulas.get(kind)
     return recompute.derived_from(formula.fn) if formula else None
 

@@ -43,7 +43,7 @@ def is_addressable(tensor: torch.Tensor) -> bool:
 
 def parts(tensor: torch.Tensor) -> list[torch.Tensor]:
     """The addressable tensors that hold the data of `tensor`: itself, or what it is made of."""
-    wrapped = _torch.tensors.wrapped_by(tensor)
+    wrapped = _torch.for_checks.wrapped_by(tensor)
     if wrapped is not None:
         return [part for inner in wrapped for part in parts(inner)]
     return [part for part in _torch.tensors.sparse_parts(tensor) or [tensor] if is_addressable(part)]
@@ -68,7 +68,7 @@ def share_storage(first: torch.Tensor, second: torch.Tensor) -> bool:
     No is the answer for wrapper subclasses: jagged tensors share their offsets, which are no data.
     """
     pair = (first, second)
-    if any(_torch.tensors.wrapped_by(tensor) is not None for tensor in pair):
+    if any(_torch.for_checks.wrapped_by(tensor) is not None for tensor in pair):
         return False
     found = [filter(_torch.tensors.has_storage, _torch.tensors.sparse_parts(tensor) or [tensor]) for tensor in pair]
     one_storages, other_storages = (set(map(_torch.tensors.storage_id, tensors)) for tensors in found)
@@ -93,7 +93,7 @@ def share_memory(first: torch.Tensor, second: torch.Tensor) -> bool:
 
 def overlap(first: torch.Tensor, second: torch.Tensor) -> bool:
     """Do two tensors have an element in common? Slices of one buffer share its storage without overlapping."""
-    if first is second or _torch.tensors.wrapped_by(first) is not None:
+    if first is second or _torch.for_checks.wrapped_by(first) is not None:
         return first is second
     for one, two in itertools.product(parts(first), parts(second)):
         (start, end), (other_start, other_end) = byte_range(one), byte_range(two)

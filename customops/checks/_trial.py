@@ -41,7 +41,6 @@ class Trial:
         atol, rtol: absolute and relative tolerance for results; None for the defaults of their dtype.
         reference: a plain PyTorch function that computes the same, or None.
         scale: the size of numbers that results may be differences of, as gradients often are.
-        first: the results of this very call in a process with few calls before it, if they are known.
         samples: the calls that the user gave, of which this is one, or was made of one.
     """
 
@@ -52,7 +51,6 @@ class Trial:
     rtol: float | None = None
     reference: Callable[..., Any] | None = None
     scale: float = 0.0
-    first: Mapping[str, Any] | None = None
     samples: Sequence[Trial] = field(default=(), repr=False, compare=False)
 
     @property
@@ -84,8 +82,7 @@ class Trial:
     @cached_property
     def arguments(self) -> dict[str, Any]:
         """The values passed, by argument name, without arguments that were left at their default."""
-        names = [argument.name for argument in self.schema.positional]
-        return dict(zip(names, self.args, strict=False)) | self.kwargs
+        return self.schema.by_name(self.args, self.kwargs)
 
     @property
     def mutated(self) -> dict[str, Any]:
@@ -128,13 +125,13 @@ class Trial:
     def replaced(self, by_id: Mapping[int, Any]) -> Trial:
         """The same call with ``by_id[id(tensor)]`` for each tensor for which there is one."""
         args, kwargs = _torch.tensors.tree_map(lambda value: by_id.get(id(value), value), (self.args, self.kwargs))
-        return replace(self, args=args, kwargs=kwargs, first=None)
+        return replace(self, args=args, kwargs=kwargs)
 
     def with_arguments(self, /, **values: Any) -> Trial:
         """The same call with other values for some arguments."""
         names = [argument.name for argument in self.schema.positional]
         args = tuple(values.pop(name, value) for name, value in zip(names, self.args, strict=False))
-        return replace(self, args=args, kwargs=self.kwargs | values, first=None)
+        return replace(self, args=args, kwargs=self.kwargs | values)
 
     @cached_property
     def without_data(self) -> str:
@@ -176,7 +173,7 @@ class Trial:
     def copy(self, *, leaves: bool = False, unseen: bool = False) -> Trial:
         """The same call on copies of the tensors; see `copy_tensors`."""
         args, kwargs = copy_tensors((self.args, self.kwargs), leaves=leaves, unseen=unseen)
-        return replace(self, args=args, kwargs=kwargs, first=None)
+        return replace(self, args=args, kwargs=kwargs)
 
     def run(self) -> Any:
         """Call the operator. CheckError if it raises: the inputs of a check must work."""
@@ -262,7 +259,7 @@ def of_reference(trial: Trial) -> Iterator[Trial]:
 
     # One that writes returns what the schema says that it returns, and has no gradients.
     with as_operator(function if written else plain, f"({schema}", is_plain=not written, written=written) as op:
-        yield replace(trial, op=op, reference=None, first=None)
+        yield replace(trial, op=op, reference=None)
 
 
 class JudgingMode(_torch.tensors.TorchDispatchMode):
@@ -380,5 +377,5 @@ class Case:
     kind: Kind = "sample"  #: what was changed
     label: str = ""  #: how it differs from its sample, for people: ``"x: transposed"``; empty for a sample as it is
     sample: int = 0  #: the number of the sample that it was made of
-    is_named: bool = False  #: the code of the op mentions what was changed, or goes another way for it
+    is_named: bool = False  #: the code of the op mentions what was changed
     results: str = ""  #: what the kernel gave, without data

@@ -124,8 +124,8 @@ def _compare(call: _Call, op: str | None, dynamic: bool, check_gradients: CheckG
     has_gradients = len(eager) > len(call.result_names)
     if check_gradients is True and not has_gradients:
         raise CheckError("there are no gradients to check: no input or no output requires grad", op=op)
-    compiled = _torch.tensors.aot_function(call, dynamic=dynamic)
-    with _torch.tensors.without_cache_of_fakes() if dynamic else contextlib.nullcontext():
+    compiled = _torch.for_checks.aot_function(call, dynamic=dynamic)
+    with _torch.for_checks.without_cache_of_fakes() if dynamic else contextlib.nullcontext():
         traced = _run(call, compiled, op, _TRACED, has_gradients)
     inputs = zip(call.input_names, call.inputs, strict=True)
     gradients = [f"the gradient of {name}" for name, tensor in inputs if has_gradients and tensor.requires_grad]
@@ -157,7 +157,7 @@ def _run(
     call: _Call, function: Callable[..., list[Any]], op: str | None, where: str, gradients: CheckGradients
 ) -> list[Any]:
     """The results of a run on copies of the inputs, and then the gradients, if they are asked for."""
-    with seeded(call.values), _torch.tensors.ignoring_aliases():  # they are for test_schema to find
+    with seeded(call.values), _torch.for_checks.ignoring_aliases():  # they are for test_schema to find
         inputs = copy_tensors(call.inputs, leaves=True)
         try:
             results = list(function(*inputs))

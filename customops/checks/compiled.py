@@ -33,7 +33,7 @@ _FIX = (
 
 def check(trial: Trial, backend: str = "aot_eager", options: dict[str, Any] | None = None) -> None:
     trial = _prepared(trial)
-    function = _torch.tensors.fresh_copy(_around)
+    function = _torch.for_checks.fresh_copy(_around)
     compiled = torch.compile(function, fullgraph=True, backend=backend, dynamic=True, options=options)
     calls = [("", trial), ("on other elements", reordered_values(trial))]
     for name, value in trial.arguments.items():
@@ -51,7 +51,7 @@ def inductor_check(trial: Trial) -> None:
     except CheckError as error:
         if not isinstance(error.__cause__, Exception):
             raise
-        compiled: Callable[..., Any] = torch.compile(_torch.tensors.fresh_copy(_plain))
+        compiled: Callable[..., Any] = torch.compile(_torch.for_checks.fresh_copy(_plain))
         try:  # a function that does not call the operator: there may be no C++ compiler
             with quiet():
                 compiled([tensor.detach() for tensor in trial.tensors])
@@ -124,7 +124,7 @@ def _compare(function: Callable[..., Any], trial: Trial, how: str, what: str) ->
     eager = _run(_around, trial)
     if isinstance(eager, Exception):
         return  # the operator does not take this call
-    with _torch.tensors.ignoring_aliases():  # they are for test_schema to find
+    with _torch.for_checks.ignoring_aliases():  # they are for test_schema to find
         result = _run(function, trial)
     if isinstance(result, Exception):
         raise _not_traced(trial, how, result) from result

@@ -160,7 +160,7 @@ def _compare(real: Trial, *, is_composite: bool = False) -> Any:
 
 
 #: What to do where the strides of the reference are others.
-_OF_REFERENCE = '; the fake impl is the reference: register_reference(fn, like="x"), or like=torch.contiguous_format'
+_OF_REFERENCE = "; the fake impl is the reference: let it return such tensors, for example by .contiguous()"
 
 
 class _Comparison:
@@ -290,14 +290,14 @@ def check_symbolic_sizes(trial: Trial) -> None:
     if not any(size > 1 for tensor in trial.tensors for size in tensor.shape):
         raise NotExercised("no input has a size of two or more: one of 0 or 1 is never a symbol")
     trial = trial.detached()
-    run = _torch.tensors.SymbolicRun()
+    run = _torch.for_checks.SymbolicRun()
     with torch.no_grad(), quiet():
         try:
             fake = trial.map_tensors(lambda _, tensor: run.fake(tensor))
         except _torch.tensors.NoFakeTensor as error:
             raise NotExercised(f"torch cannot make a fake of an input: {in_short(error)}") from error
         try:
-            with run.active(), _torch.tensors.as_if_compiling():
+            with run.active(), _torch.for_checks.as_if_compiling():
                 promised = _torch.tensors.tree_leaves(fake.results())
         except Exception as error:
             # Where it does not run on numbers either, it is test_faketensor that says so.

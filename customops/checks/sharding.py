@@ -20,37 +20,22 @@ from customops.checks._inputs import quiet, tensors_in
 from customops.checks._outcome import NotExercised, in_short, require
 from customops.checks._runs import difference, results_of, steady_results
 from customops.checks._trial import Trial
+from customops.errors import where
 
 #: Meshes, and of how many placements on them gradients are looked at.
 _MESHES = {(2,): 3, (3,): 0, (2, 2): 1}
-_OF_DERIVED = {(2,): 1}  #: for a rule that is proven by the calls of the reference
 _MOST_PLACEMENTS = 24  #: on each mesh
 _FIX = "list in the rule only placements for which the kernel, called with parts of the inputs, returns these parts"
-#: Before torch 2.15, DTensor splits cumsum, cumprod and logcumsumexp along a dim that is counted from the end.
-_FIX_OF_DERIVED = (
-    "the rule is derived from the reference, and its placements are torch's own: count dims from the front there "
-    "(cumsum(x, 1), not -1), or register a rule: op.register_sharding(rule)"
-)
-
-
-def is_derived(trial: Trial) -> bool:
-    """Is the sharding rule made of the reference function?"""
-    rule = _rule_of(trial)
-    return rule is not None and bool(rule.values) and bool(rule.values[None].is_tried)
-
-
-def _rule_of(trial: Trial) -> Any:
-    return None if trial.custom_op is None else trial.custom_op._rules._others.get(ShardingRule)
 
 
 def check(trial: Trial) -> None:
-    rule = _rule_of(trial)
+    rule: Any = None if trial.custom_op is None else trial.custom_op._rules._others.get(ShardingRule)
     require(rule is not None and rule.values, "the operator has no sharding rule")
     require(all(map(_is_dense, trial.tensors)) and trial.tensors, "an input is no dense tensor, or there is none")
     trial = trial.detached()
     expected = steady_results(trial)
     tried, problem = 0, None
-    for shape, gradients in (_OF_DERIVED if rule.values[None].is_tried else _MESHES).items():
+    for shape, gradients in _MESHES.items():
         sharded = _Sharded(trial, rule, shape)
         for i, combination in enumerate(sharded.combinations):
             sharded.compare(combination, expected)
@@ -71,17 +56,15 @@ class _Sharded:
     def __init__(self, trial: Trial, rule: Any, shape: tuple[int, ...]) -> None:
         self.trial, self.rule, self.shape = trial, rule.values[None], shape
         self.ranks = list(itertools.product(*map(range, shape)))  # coordinates, in the order of ranks
-        mesh = _torch.distributed.simulated_mesh(trial.tensors[0].device.type, shape, 0)
+        mesh = _torch.distributed.simulated_mesh(trial.tensors[0].device.type, shape)
         same = [_torch.distributed.public().Replicate()] * len(shape)
         placed = trial.map_tensors(lambda _name, tensor: _torch.distributed.placed(mesh, tensor, tensor, same))
         self.call = ShardedCall(trial.custom_op._definition, placed.args, placed.kwargs)
         order = {id(each): tensor for each, tensor in zip(placed.tensors, trial.tensors, strict=True)}
         self.tensors = [order[id(each)] for each in self.call.given]
         whole = rule.whole_results(self.call)
-        strategies = [self.rule.strategies(self.call, whole, size) for size in shape]
-        self.combinations = list(
-            itertools.islice(filter(self._applies, itertools.product(*strategies)), _MOST_PLACEMENTS)
-        )
+        combinations = itertools.product(self.rule.strategies(self.call, whole), repeat=len(shape))
+        self.combinations = list(itertools.islice(filter(self._applies, combinations), _MOST_PLACEMENTS))
 
     def _applies(self, combination: Sequence[Strategy]) -> bool:
         """Is something split, and each part not empty, and partial in one way?"""
@@ -208,8 +191,8 @@ class _Sharded:
             "the sharding rule is wrong: split over processes, a call has another result",
             expected=f"on a mesh of {size}: {inputs} -> {results or 'no results'}",
             got=got,
-            where=self.rule.place,
-            fix=_FIX_OF_DERIVED if self.rule.is_tried else _FIX,
+            where=where(self.rule.fn),
+            fix=_FIX,
         )
 
 

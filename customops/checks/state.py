@@ -83,7 +83,7 @@ def _check_operations(trial: Trial) -> None:
     try:
         for current in before:
             current.inspected = Inspection(current, definition, compiled=False)
-            current.look_for_observers()
+            current._look_for_observers()
         call(trial.copy())
     except KernelError as error:
         raise trial.finding(error.problem, got=error.got, fix=error.fix, where=error.where) from error
@@ -92,7 +92,7 @@ def _check_operations(trial: Trial) -> None:
     finally:
         for current, inspected in before.items():
             current.inspected = inspected
-            current.look_for_observers()
+            current._look_for_observers()
 
 
 def _check_settings(trial: Trial) -> None:

@@ -56,7 +56,7 @@ def _twin(op: CustomOpDef[Any, Any], when: CheckPolicy) -> Iterator[CustomOpDef[
     spec = op._definition.spec
     name = Name(spec.name.namespace, f"{spec.name.name}__{when}_checked", spec.name.overload)
     registry = Registry()
-    twin = registry._define_op(replace(spec, name=name, signature=None, computed_args=(), options=Options(when)))
+    twin = registry._define_op(replace(spec, name=name, signature=None, options=Options(when)))
     registry._ops[str(name)] = twin
     try:
         for (device, _), each in op._rules.kernel.values.items():

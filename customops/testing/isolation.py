@@ -241,7 +241,7 @@ def _call_and_save(function: Callable[[], Any], path: Path) -> None:
 def _save(path: Path, value: Any, error: BaseException | None) -> None:
     """Write the outcome; one that cannot be pickled is told as text."""
     text = "" if error is None else "".join(traceback.format_exception(error))
-    if error is not None and sys.version_info >= (3, 11):
+    if error is not None:
         error.add_note(f"in the child process:\n{text}")
     try:
         data = pickle.dumps((value, error))
@@ -375,7 +375,7 @@ def _run(
                 process.wait()
         stdout, stderr = _read(place / "all.out"), _read(place / "all.err")
         if (place / "setup").exists():
-            raise _outcome(place / "setup", limit, 0, stdout, stderr).error or IsolationError("the set-up failed")
+            _outcome(place / "setup", limit, 0, stdout, stderr).get()  # which raises
         if not fork:
             return [_outcome(place / str(i), limit, code, stdout, stderr) for i in range(len(tasks))]
         if not (place / "ready").exists():

@@ -85,7 +85,7 @@ def functions_of(functions: Iterable[Any]) -> Iterator[types.FunctionType]:
 def _values(function: Callable[..., Any]) -> Iterator[Any]:
     """The constants of a function and of those within it, and what it refers to outside."""
     codes: list[types.CodeType] = [function.__code__]
-    known = {**function.__globals__, **cells_of(function)}
+    known = {**function.__globals__, **_cells_of(function)}
     while codes:
         code = codes.pop(0)
         for const in code.co_consts[1 if code.co_consts[:1] == (getattr(function, "__doc__", None),) else 0 :]:
@@ -98,7 +98,7 @@ def _values(function: Callable[..., Any]) -> Iterator[Any]:
             yield dtype if isinstance(dtype, torch.dtype) else known.get(name)
 
 
-def cells_of(function: Any) -> dict[str, Any]:
+def _cells_of(function: Any) -> dict[str, Any]:
     """The variables of functions around it."""
     found = {}
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):

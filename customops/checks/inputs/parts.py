@@ -138,7 +138,7 @@ def with_argument(trial: Trial, name: str, value: Any) -> Trial:
         else:
             args += values[each.name] if each.stars else (values[each.name],)
     lowered_args, lowered_kwargs = trial.custom_op.lower(*args, **kwargs)
-    return replace(trial, args=tuple(lowered_args), kwargs=dict(lowered_kwargs), first=None)
+    return replace(trial, args=tuple(lowered_args), kwargs=dict(lowered_kwargs))
 
 
 # The sample, taken apart
@@ -259,7 +259,7 @@ class Parts:
         at = names.index(name) if name in names else len(names)
         later = dict(zip(names[at + 1 :], self.trial.args[at + 1 :], strict=False))
         kwargs = {key: value for key, value in (later | self.trial.kwargs).items() if key != name}
-        return replace(self.trial, args=self.trial.args[:at], kwargs=kwargs, first=None)
+        return replace(self.trial, args=self.trial.args[:at], kwargs=kwargs)
 
 
 def _places(node: Node, given: Mapping[str, Any], *, is_bound: bool = False) -> Iterator[Place]:

@@ -5,7 +5,6 @@ Its kernel runs once on copies of each. An input that the kernel takes is accept
 
 from __future__ import annotations
 
-import itertools
 import math
 import time
 import warnings
@@ -17,10 +16,9 @@ import torch
 
 from customops.checks._inputs import as_ordinary, is_ordinary, seeded, tensors_in
 from customops.checks._limits import Limits, TookTooLong
-from customops.checks._outcome import is_mistake, processor_time
+from customops.checks._outcome import processor_time
 from customops.checks._runs import attempt, difference
 from customops.checks._trial import Case, Trial, without_data
-from customops.checks.inputs.branches import Branches, candidates
 from customops.checks.inputs.parts import Parts, Spot, Variation, follow, is_integer
 from customops.checks.inputs.shapes import with_shapes
 
@@ -53,14 +51,13 @@ def probe(
     *,
     at_most: int | None = None,
     seconds: float | None = None,
-    branches: Branches | None = None,
     outcomes: dict[str, bool] | None = None,
     limits: Limits | None = None,
 ) -> Probed:
     """Run the operator on each case; end when `at_most` are accepted, or so many seconds after the first.
 
-    The first call of a process loads and compiles things, and says nothing about the next. `branches` record what the
-    code of the operator does, `outcomes` which cases it accepts, by label.
+    The first call of a process loads and compiles things, so its time is left out. `outcomes` records by label which
+    cases the operator accepts.
     """
     start, after_first = time.perf_counter(), processor_time()
     probed = Probed()
@@ -73,12 +70,7 @@ def probe(
         before, reference = processor_time(), case.trial.reference
         with warnings.catch_warnings(record=True), torch.no_grad():
             warnings.simplefilter("always")
-            if branches is None:
-                error, result = kernel_error(case.trial, limits)
-            else:
-                with branches.recorded():
-                    error, result = kernel_error(case.trial, limits)
-                    branches.run_fake(case.trial)
+            error, result = kernel_error(case.trial, limits)
             is_large = processor_time() - before > SLOW_SECONDS or _elements(tensors_in(result)) > HUGE_ELEMENTS
             is_index = error is None and case.kind == "padding" and _stands_for_an_index(case.trial, result)
         if is_large:
@@ -99,35 +91,6 @@ def probe(
         if is_enough or probed.is_late:
             break
     return probed
-
-
-def search(
-    probed: Probed,
-    variation: Variation,
-    branches: Branches,
-    at_most: int,
-    seconds: float,
-    limits: Limits | None = None,
-) -> list[Case]:
-    """Further inputs that the operator accepts, for each of which its code goes a way that it did not go before."""
-    found: list[Case] = []
-    end = processor_time() + seconds
-    tried = candidates(probed.accepted, variation, found) if probed.accepted else iter(())
-    for case in itertools.islice(tried, at_most):
-        if branches.is_complete or processor_time() > end:
-            break
-        if variation.holds(case.trial):
-            seen = branches.count
-            with warnings.catch_warnings(), torch.no_grad(), branches.recorded():
-                warnings.simplefilter("ignore")
-                error, result = kernel_error(case.trial, limits or Limits())
-                if error is None:
-                    branches.run_fake(case.trial)
-            if isinstance(error, TookTooLong) or (error is not None and is_mistake(error)):
-                probed.rejected.append(Rejection(case, error))
-            if error is None and branches.count > seen and _elements(tensors_in(result)) <= HUGE_ELEMENTS:
-                found.append(replace(case, is_named=True, results=without_data(result)))
-    return found
 
 
 def _elements(tensors: Iterable[torch.Tensor]) -> int:
