@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 #: The oldest torch. `pyproject.toml` says the same.
-OLDEST = (2, 11)
+OLDEST = (2, 13)
 #: The newest one that the tests were run on. A newer one works as far as `customops doctor` finds what it needs.
 NEWEST = (2, 15)
 
@@ -40,7 +40,7 @@ def release(version: str) -> tuple[int, int] | None:
 
 
 def spelled(numbers: tuple[int, int]) -> str:
-    """Numbers as a version: ``2.11``."""
+    """Numbers as a version: ``2.13``."""
     return ".".join(map(str, numbers))
 
 

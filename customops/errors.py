@@ -23,10 +23,8 @@ import linecache
 import os
 import sys
 import types
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
-from typing import Any, TypeGuard, TypeVar
+from collections.abc import Callable, Iterable
+from typing import Any, TypeGuard, TypeVar, get_args
 
 import torch
 
@@ -50,7 +48,6 @@ __all__ = [
     "SchemaError",
     "TagError",
     "UnboundNameError",
-    "UndefinedError",
     "UnknownAttributeError",
     "UnregisteredError",
     "UnsupportedError",
@@ -131,10 +128,6 @@ class RegistrationError(CustomOpsError, RuntimeError):
 
 class CallbackError(RegistrationError, TypeError):
     """A function that was registered cannot be called with the arguments of the operator."""
-
-
-class UndefinedError(CustomOpsError, AttributeError):
-    """An op that was not defined, because ``when=`` is False, was asked for an attribute that operators have."""
 
 
 class UnknownAttributeError(CustomOpsError, AttributeError):
@@ -288,17 +281,14 @@ def _is_refusal(node: Any) -> TypeGuard[ast.stmt]:
 def cut(error: CustomOpsError) -> None:
     """Leave only the user's frames in the traceback of `error`, and its cause only if it has such frames.
 
-    ``raise`` then adds no frame, from Python 3.11 on. ``CUSTOMOPS_TRACEBACK=full`` keeps all.
+    ``raise`` then adds no frame. ``CUSTOMOPS_TRACEBACK=full`` keeps all.
     """
     if os.environ.get("CUSTOMOPS_TRACEBACK") == "full":
         return
     kept = None
     for each in reversed(users_frames(error)):
         each.tb_next, kept = kept, each
-    if error.__traceback__ is not None and sys.version_info < (3, 11):
-        error.__traceback__.tb_next = kept  # the frame that raises again stays
-    else:
-        error.__traceback__ = kept
+    error.__traceback__ = kept
     error.__suppress_context__ = True
     if error.__cause__ is not None and not users_frames(error.__cause__):
         error.__cause__ = None
@@ -404,8 +394,6 @@ def is_users(file: str) -> bool:
 
 def user_source() -> str:
     """``file:line`` of the user's call into this package."""
-    if _source.get() is not None:
-        return _source.get() or ""
     frame = sys._getframe(user_stacklevel() - 1)
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
@@ -424,24 +412,14 @@ def users_frame(start: types.FrameType | None = None) -> types.FrameType | None:
     return frame
 
 
-#: What `user_source` returns while something is done that the user asked for before.
-_source: ContextVar[str | None] = ContextVar("customops.source", default=None)
+def check_choice(option: str, value: Any, choices: Any, op: str, error: type[CustomOpsError]) -> None:
+    """Raise `error` unless `value` is a member of the `Literal` type `choices`."""
+    if value not in get_args(choices):
+        *first, last = (f'"{choice}"' for choice in get_args(choices))
+        allowed = f"{', '.join(first)} or {last}"
+        raise error(f"{option} has an invalid value", op=op, expected=allowed, got=brief(value))
 
 
-@contextmanager
-def asked_for_at(source: str) -> Iterator[None]:
-    """Do what the user asked for at `source`. An error says so, where it names no other place."""
-    token = _source.set(source)
-    try:
-        yield
-    except CustomOpsError as error:
-        if error.where is None:
-            error.where = source
-            error.args = (error._message(),)
-        raise
-    except Exception as error:
-        if hasattr(error, "add_note"):  # Python 3.11
-            error.add_note(f"asked for at {source}")
-        raise
-    finally:
-        _source.reset(token)
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message that has text."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), "")

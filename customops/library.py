@@ -10,19 +10,16 @@ from typing import Any, Literal, TypeVar, overload
 
 import torch
 from torch.library import Library as Library
-from torch.library import fallthrough_kernel as fallthrough_kernel
 from torch.library import get_ctx as _current_ctx
-from torch.library import get_kernel as get_kernel
 from typing_extensions import Unpack
 
 from customops import _torch
-from customops._autograd.layout import BackwardOptions, FromOptions, GradientOptions
+from customops._autograd.layout import BackwardOptions, GradientOptions
 from customops._dispatch.callbacks import Fn
 from customops._dispatch.names import DeviceTypes
 from customops._op.callback_types import (
     AnySetupContext,
     Backward,
-    DeclaredF,
     KernelOptions,
     Lib,
     ResultAndDims,
@@ -32,9 +29,7 @@ from customops._op.callback_types import (
 from customops._op.definitions import OnConflict
 from customops._op.op import CustomOpDef
 from customops._op.registry import ImplConflict, default
-from customops._rules.fake import like as like
 from customops._rules.reference import ReferenceOptions
-from customops._rules.shapes import DTypes
 from customops._schema.model import Names
 from customops._schema.tags import Tags
 from customops.errors import RegistrationError, entry
@@ -44,7 +39,6 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 custom_op = default.custom_op
 adopt = default.adopt
-when_defined = default.when_defined
 
 
 @overload
@@ -125,7 +119,7 @@ def register_fake(op: Op, fn: None = None, /, *, lib: Lib = None, allow_override
 @overload
 def register_fake(op: Op, fn: F, /, *, lib: Lib = None, allow_override: bool = True) -> F: ...
 @overload
-def register_fake(op: Op, fn: DeclaredF, /, *, lib: Lib = None, allow_override: bool = True) -> DeclaredF: ...
+def register_fake(op: Op, fn: Literal["kernel"], /, *, lib: Lib = None, allow_override: bool = True) -> str: ...
 @entry
 def register_fake(op: Op, fn: Any = None, /, *, lib: Lib = None, allow_override: bool = True) -> Any:
     """Register the fake impl of any op, as `CustomOpDef.register_fake` does."""
@@ -151,31 +145,9 @@ def register_jvp(
 
 
 @entry
-def register_autograd_from(op: Op, fn: F, /, *, lib: Lib = None, **options: Unpack[FromOptions]) -> F:
-    """Register the gradients of a function for any op, as `CustomOpDef.register_autograd_from` does."""
-    return adopt(op).register_autograd_from(fn, lib=lib, **options)
-
-
-@entry
 def register_reference(op: Op, fn: Fn | None = None, /, *, lib: Lib = None, **options: Unpack[ReferenceOptions]) -> Any:
     """Register the plain function that any op computes, as `CustomOpDef.register_reference` does."""
     return adopt(op).register_reference(fn, lib=lib, **options)
-
-
-@entry
-def register_shapes(
-    op: Op,
-    line: str | Fn,
-    /,
-    *,
-    parallel: str = "",
-    reduces: str = "",
-    flops: str | None = None,
-    dtype: DTypes | None = None,
-    lib: Lib = None,
-) -> None:
-    """Register the shapes of the tensors of any op, as `CustomOpDef.register_shapes` does."""
-    adopt(op).register_shapes(line, parallel=parallel, reduces=reduces, flops=flops, dtype=dtype, lib=lib)
 
 
 @entry

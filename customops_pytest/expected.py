@@ -18,7 +18,7 @@ import fnmatch
 import itertools
 import json
 import os
-import sys
+import tomllib
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -28,12 +28,8 @@ import pytest
 from customops import CustomOpsError
 from customops.checking._check import INPUTS
 from customops.checks import CHECKS, UsageError
+from customops.checks._table import RETIRED
 from customops.testing import FailuresDict, failures
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib  # which pytest brings along
 
 Status = Literal["xfail", "skip"]
 STATUSES: tuple[Status, ...] = ("xfail", "skip")
@@ -136,6 +132,8 @@ def _parsed(path: str, text: str) -> tuple[str, dict[Entry, str]]:
     entries: dict[Key, tuple[Entry, str]] = {}
     for block, document in zip(blocks, documents, strict=True):
         entry = _entry(path, document)
+        if entry.key.check in RETIRED:
+            continue
         if entry.key in entries:
             raise ExpectedError("the file says two things of one check", op=entry.key.op, where=path, got=str(entry))
         entries[entry.key] = entry, block
@@ -158,7 +156,7 @@ def _entry(path: str, document: dict[str, Any]) -> Entry:
         problem = f"it has no {', '.join(missing)}"
     elif ("input" in fields) == ("test" in fields):
         problem = "it has to have either input or test"
-    elif fields["check"] not in (*CHECKS, INPUTS):
+    elif fields["check"] not in (*CHECKS, *RETIRED, INPUTS):
         problem = f"there is no check {fields['check']}; there are {', '.join((INPUTS, *CHECKS))}"
     if problem is not None:
         raise ExpectedError(
@@ -176,11 +174,12 @@ def _from_failures_dict(path: str) -> Iterable[Entry]:
     for op, tests in FailuresDict.load(path).data.items():
         for name, record in tests.items():
             test_class, _, generated = name.partition(".")
-            check = next((each for each in CHECKS if generated.startswith(f"{each}__")), None)
+            check = next((each for each in (*CHECKS, *RETIRED) if generated.startswith(f"{each}__")), None)
             if check is None:
-                raise ExpectedError("a test of the failures dict has none of our checks", op=op, where=path, got=name)
+                problem, form = "the name of a test in the failures dict begins with no check", "TestClass.check__test"
+                raise ExpectedError(problem, op=op, where=path, expected=form, got=name)
             key = Key(op, check, test=f"{test_class}.{generated.removeprefix(f'{check}__')}")
-            if (status := record.get("status")) in STATUSES:
+            if check not in RETIRED and (status := record.get("status")) in STATUSES:
                 yield Entry(key, status, record.get("comment") or f"from {os.path.basename(path)}")
 
 
@@ -233,7 +232,7 @@ def marks_of(item: pytest.Item, expected: Expected) -> list[Mark]:
             problem = f"there is no check {', '.join(unknown)}; there are {', '.join(CHECKS)}"
         if problem is not None:
             raise UsageError(
-                f"a marker {NAME} makes no sense: {problem}",
+                f"the marker {NAME} cannot be read: {problem}",
                 where=item.nodeid,
                 fix=f'@pytest.mark.{NAME}("ns::op", "test_faketensor", reason="why")',
             )

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import customops
-from customops import CustomOpDef, OpCheckError
+from customops import CustomOpDef
 from customops.checking.report import Report
 from customops.checks import DEFAULT_CHECKS, UsageError
 from customops.checks._outcome import leave_frames_out
@@ -46,7 +46,7 @@ class _Checker:
             text = "\n\n".join(f"{check} failed with {error}" for check, error in unexpected.items())
             for error in unexpected.values():
                 leave_frames_out(error)
-            raise OpCheckError(f"{self.call}: {text}") from next(iter(unexpected.values()))
+            raise customops.errors.OpCheckError(f"{self.call}: {text}") from next(iter(unexpected.values()))
 
     def finish(self) -> None:
         """Fail if something is expected to fail that does not. (With ``--customops-mode`` that is seen to.)"""

@@ -121,8 +121,8 @@ def materialize_zeros(grad: Any, like: Any) -> Any:
         return None
     if shape is None:
         raise UnsupportedError(
-            "customops cannot make zeros for the gradient of an unused nested return",
-            fix="register_autograd(..., materialize_grads=False); backward then gets None for it",
+            "cannot make zeros for the gradient of a nested tensor that the op returned and nobody used",
+            fix="register_autograd(..., materialize_grads=False); backward then gets None for that gradient",
         )
     if not has_gradient:
         return torch.zeros((), dtype=dtype, device=device).expand(shape)

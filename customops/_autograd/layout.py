@@ -43,19 +43,6 @@ class BackwardOptions(GradientOptions, total=False):
     once_differentiable: bool
 
 
-class ResultOptions(TypedDict, total=False):
-    """What `CustomOpDef.register_autograd_from` takes for a function that returns what the op does."""
-
-    nondiff_args: Names
-    recompute: bool
-
-
-class FromOptions(ResultOptions, total=False):
-    """All that `CustomOpDef.register_autograd_from` takes."""
-
-    grads_of: Names | None
-
-
 # The inputs and outputs of an autograd node, and how lists in them are flattened --------------------------------------
 
 

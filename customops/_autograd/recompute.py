@@ -149,7 +149,7 @@ class RecomputedFormula:
         if torch.compiler.is_dynamo_compiling():  # compiled autograd
             _torch.dynamo.stop_tracing(
                 AutogradError,
-                "compiled autograd cannot trace a gradient of register_autograd_from, and calls it",
+                "compiled autograd cannot trace the gradients of a reference, and calls them",
                 self.op,
                 "leave out fullgraph=True, or register_autograd(backward)",
             )

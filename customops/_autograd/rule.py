@@ -121,10 +121,10 @@ class AutogradRule(Rule[str, Formula]):
                 )
         if isinstance(fn, type):
             raise CallbackError(
-                "a formula must be a function, and a class was given",
+                "a formula must be a function, not a class",
                 op=op,
                 got=brief(fn),
-                fix=f"the function in it, {fn.__name__}.backward, and setup_context={fn.__name__}.setup_context",
+                fix=f"pass its functions: {fn.__name__}.backward, and setup_context={fn.__name__}.setup_context",
             )
         given = [f"{argument.name}_tangent" for argument in schema.operands]
         if kind == "backward":
@@ -140,15 +140,13 @@ class AutogradRule(Rule[str, Formula]):
         formula = Formula(fn, setup_context, nondiff_args, grads_of, originals, materialize_grads, once)
         return self.set(kind, formula, is_derived=is_derived)
 
-    def register_from(
-        self, formula: RecomputedFormula, options: BackwardOptions, *, is_derived: bool = False
-    ) -> Registration:
-        """Register the derivatives of a function in both modes; or neither."""
+    def register_from(self, formula: RecomputedFormula, options: BackwardOptions) -> Registration:
+        """Derive the formulas of both modes from a function, or neither."""
         given: Any = {"originals": formula.originals, **options}
         pairs: list[tuple[Literal["jvp", "backward"], Fn]] = [("jvp", formula.jvp), ("backward", formula.backward)]
         return all_or_none(
-            self.register(fn, formula.setup_context, given, kind, is_ours=True, is_derived=is_derived)
-            for kind, fn in pairs[is_derived and self.operator.schema.is_view :]  # a view has no jvp
+            self.register(fn, formula.setup_context, given, kind, is_ours=True, is_derived=True)
+            for kind, fn in pairs[self.operator.schema.is_view :]  # a view has no jvp
         )
 
     def _install(self, key: str, own_library: bool) -> Undo:

@@ -13,7 +13,7 @@ import torch
 
 from customops import Library, _torch
 from customops._cli.screen import FINE, NOTHING, say, wrapped
-from customops._cli.targets import TARGET_HELP, Op, ops_of, selected, trace
+from customops._cli.targets import TARGET_HELP, Op, ops_of, trace
 from customops._describe.render import in_words, outlined, seconds_per_call, table, width_of_screen
 from customops._dispatch.callbacks import filler
 from customops._schema.model import REQUIRED
@@ -51,7 +51,6 @@ def add_parser(commands: Any) -> None:
         epilog="Exit status: 0, or 2 if nothing could be measured.",
     )
     parser.add_argument("targets", nargs="+", metavar="TARGET", help=TARGET_HELP)
-    parser.add_argument("--op", action="append", metavar="PATTERN", help='only ops of this name, e.g. "mylib::*"')
     samples = "the first N samples of each op; default: 1"
     parser.add_argument("--samples", type=int, default=1, metavar="N", help=samples)
     parser.add_argument("--seconds", type=float, default=0.1, metavar="S", help="for each figure; default: 0.1")
@@ -64,7 +63,7 @@ def run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         parser.error(f"--samples {options.samples}: at least 1")
     if not 0 < options.seconds < math.inf:
         parser.error(f"--seconds {options.seconds}: more than 0")
-    ops = selected(ops_of(options.targets), options.op)
+    ops = ops_of(options.targets)
     costs = [cost for op in ops for cost in costs_of(op, options.samples, options.seconds)]
     measured = [cost for cost in costs if not cost.problem]
     if options.json:

@@ -21,13 +21,14 @@ import torch
 import customops
 from customops import checking
 from customops._cli.screen import FAULTY, FINE, NOTHING, colored, refuse_unwritable, say, wrapped
-from customops._cli.targets import TARGET_HELP, Op, error_text, ops_of, selected
+from customops._cli.targets import TARGET_HELP, Op, error_text, ops_of
 from customops._describe.render import plural, shorter_place, width_of_screen
 from customops.checking import report
+from customops.checking._check import can_fork
 from customops.checking.report import Failure, Report
 from customops.checks import CHECKS
+from customops.checks._table import RETIRED
 from customops.checks._trial import EFFORTS
-from customops.checks.first_calls import can_fork
 from customops.errors import did_you_mean
 
 #: The exit status of --strict, if something was left out.
@@ -216,7 +217,6 @@ def add_parser(commands: Any) -> None:
         "if an op was too slow for all that the effort tries.",
     )
     parser.add_argument("targets", nargs="+", metavar="TARGET", help=TARGET_HELP)
-    parser.add_argument("--op", action="append", metavar="PATTERN", help='only ops of this name, e.g. "mylib::*"')
     parser.add_argument("--only", action="append", metavar="CHECK", help="only this check; may be repeated")
     parser.add_argument("--skip", action="append", metavar="CHECK", help="not this check; may be repeated")
     parser.add_argument("--effort", choices=EFFORTS, default="normal", help="how much is tried; default: normal")
@@ -235,13 +235,13 @@ def run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     # All that can be wrong before something runs, which may take an hour.
     only, skip = (_checks(option, getattr(options, option), parser) for option in ("only", "skip"))
     if options.jobs < 0:
-        parser.error(f"--jobs {options.jobs}: 0 or more")
+        parser.error(f"--jobs {options.jobs}: must be 0 or more")
     is_quiet = str(options.json) == "-"
     refuse_unwritable("json", None if is_quiet else options.json, parser)
     refuse_unwritable("junit", options.junit, parser)
     if options.repro is not None and options.repro.exists() and not options.repro.is_dir():
-        parser.error(f"--repro {options.repro}: this is no directory")
-    ops = selected(ops_of(options.targets), options.op)
+        parser.error(f"--repro {options.repro}: this is not a directory")
+    ops = ops_of(options.targets)
     isolate = False if options.no_isolate else None
     choice = {"only": only or None, "skip": skip, "effort": options.effort, "isolate": isolate}
     width, start = width_of_screen(), time.perf_counter()
@@ -281,8 +281,9 @@ def run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
 def _checks(option: str, given: Sequence[str] | None, parser: argparse.ArgumentParser) -> tuple[str, ...]:
     """Names of checks; ``test_`` may be left out, and several be joined with commas."""
     names = [name for name in ",".join(given or ()).split(",") if name]
+    known = {*CHECKS, *(RETIRED if option == "skip" else ())}
     for name in names:
-        if name not in CHECKS and f"test_{name}" not in CHECKS:
+        if name not in known and f"test_{name}" not in known:
             near = did_you_mean(name, CHECKS)
             parser.error(f"--{option} {name}: no such check; {near or 'there are ' + ', '.join(CHECKS)}")
-    return tuple(dict.fromkeys(name if name in CHECKS else f"test_{name}" for name in names))
+    return tuple(dict.fromkeys(name if name in known else f"test_{name}" for name in names))

@@ -34,7 +34,6 @@ COMMANDS = {
     "stubs": "stubs",
     "doctor": "show",
     "backend-report": "backend_report",
-    "completion": "completion",
 }
 
 
@@ -80,7 +79,6 @@ def make_parser(command: str = "") -> tuple[Parser, argparse._SubParsersAction[P
     versions = f"customops {customops.__version__}, torch {torch.__version__}, Python {platform.python_version()}"
     parser.add_argument("--version", action="version", version=versions)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    alone = command in COMMANDS and command != "completion"
-    for module in dict.fromkeys([COMMANDS[command]] if alone else COMMANDS.values()):
+    for module in dict.fromkeys([COMMANDS[command]] if command in COMMANDS else COMMANDS.values()):
         importlib.import_module(f"customops._cli.{module}").add_parser(commands)
     return parser, commands

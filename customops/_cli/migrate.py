@@ -324,7 +324,7 @@ def run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     defined = set[str]().union(*(reader.defines for reader in readers))
     files = lines = notes = 0
     for reader in readers:
-        absent = "raises RegistrationError if {} is not defined by then: import what does, or use when_defined"
+        absent = "raises RegistrationError if {} is not defined by then: import the library that defines the op first"
         found = [*reader.notes, *(Note(at, absent.format(op)) for at, _, op in reader.needs if op not in defined)]
         for (first, _), group in itertools.groupby(sorted(reader.edits), lambda edit: (edit.first, bool(edit.end))):
             edits = [*group]  # an import that is added is one by itself

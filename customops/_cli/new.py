@@ -50,9 +50,7 @@ def run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         cure = "" if _is_taken(other) else f"; {other} is free"
         parser.error(f"{name} is the name of another package, or of a namespace in torch.ops{cure}")
     if folder.exists():
-        parser.error(
-            f"{folder} is there already, and nothing is overwritten; name another: new {options.what} {name} DIR"
-        )
+        parser.error(f"{folder} exists, and no file is overwritten; name another folder: new {options.what} {name} DIR")
     template = TEMPLATES[options.what]
     for source in sorted(template.rglob("*.txt")):
         path = folder / str(source.relative_to(template)).removesuffix(".txt").replace("NAME", name)

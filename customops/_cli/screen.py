@@ -56,4 +56,4 @@ def refuse_unwritable(option: str, path: Path | None, parser: argparse.ArgumentP
     if not path.parent.is_dir():
         parser.error(f"--{option} {path}: there is no directory {path.parent}")
     if not os.access(path if path.exists() else path.parent, os.W_OK):
-        parser.error(f"--{option} {path}: it cannot be written")
+        parser.error(f"--{option} {path}: you have no permission to write it")

@@ -7,7 +7,6 @@ import itertools
 import json
 import platform
 import sys
-from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
@@ -17,8 +16,6 @@ from customops._cli.screen import FAULTY, FINE, say, wrapped
 from customops._cli.targets import TARGET_HELP, ops_of, what_runs
 from customops._describe.description import OUTLINE, outline
 from customops._describe.render import table, width_of_screen
-from customops._dispatch import preference
-from customops._dispatch.packages import offers
 from customops._torch.probes import is_too_new_for, missing, probes
 from customops._versions import NEWEST, OLDEST, spelled
 from customops._versions import release as release_of
@@ -39,13 +36,9 @@ def add_parser(commands: Any) -> None:
         epilog="Exit status: 0, or 2 if there is no such op.",
     )
     for parser, targets, run in ((listing, "TARGET", _list), (describing, "OP|TARGET", _describe)):
-        nargs = "*" if parser is listing else "+"
-        parser.add_argument("targets", nargs=nargs, metavar=targets, help=TARGET_HELP)
+        parser.add_argument("targets", nargs="+", metavar=targets, help=TARGET_HELP)
         parser.add_argument("--json", action="store_true", help="print a list of objects")
         parser.set_defaults(run=run)
-    listing.add_argument(
-        "--kernels", action="store_true", help="list the kernels that installed packages offer for ops"
-    )
     parser = commands.add_parser(
         "doctor",
         help="say which private parts of torch are used, and whether this torch has them",
@@ -56,24 +49,11 @@ def add_parser(commands: Any) -> None:
 
 
 def _list(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
-    if not options.kernels and not options.targets:
-        parser.error("name a TARGET, or ask for --kernels")
-    columns: tuple[str, ...] = OUTLINE
-    if options.kernels:
-        columns, patterns = ("op", "device", "kernel", "package", "version", "from"), options.targets or ["*"]
-        if files := [pattern for pattern in patterns if "::" not in pattern and pattern != "*"]:
-            parser.error(f"{files[0]}: --kernels takes ops, mylib::norm or 'mylib::*', and imports nothing")
-        found = [each for each in offers() if any(fnmatchcase(each.op, pattern) for pattern in patterns)]
-        rows: Any = [(each.op, each.device_type, each.kernel, *each.package, each.entry_point.value) for each in found]
-    else:
-        for line in (line for target in options.targets for line in what_runs(target)):
-            say(f"warning: {line}", sys.stderr)
-        rows = [outline(op) for op in ops_of(options.targets)]
-        for line, near, _ in preference.unknown():
-            say(f"warning: {line}{f'; {near}' if near else ''}", sys.stderr)
-        preference.waiting.clear()  # it is said
-    objects = [dict(zip(columns, row, strict=True)) for row in rows]
-    say(json.dumps(objects, indent=2) if options.json else table(rows, columns, width_of_screen()))
+    for line in (line for target in options.targets for line in what_runs(target)):
+        say(f"warning: {line}", sys.stderr)
+    rows = [outline(op) for op in ops_of(options.targets)]
+    objects = [dict(zip(OUTLINE, row, strict=True)) for row in rows]
+    say(json.dumps(objects, indent=2) if options.json else table(rows, OUTLINE, width_of_screen()))
     return FINE
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from customops._cli.screen import FAULTY, FINE, NOTHING
-from customops._cli.targets import Op, TargetError, defined, load
+from customops._cli.targets import Op, TargetError, load
 from customops._describe.description import doc_of
 from customops._schema.model import Argument, Return
 from customops._schema.parse import from_dispatcher
@@ -270,9 +270,9 @@ def run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     if options.check and output is None:
         parser.error("--check needs the file to compare: -o FILE")
     if output is not None and output.suffix != ".pyi":
-        parser.error(f"a stub ends in .pyi: -o {output.with_suffix('.pyi')}")
+        parser.error(f"the name of a stub must end in .pyi: -o {output.with_suffix('.pyi')}")
     loaded = load(options.module)
-    ops = loaded.ops or defined(loaded.imported)
+    ops = loaded.ops or loaded.imported
     if not ops:
         raise TargetError(f"{options.module} defines no op")
     text = stub_of(f"The ops of {loaded.module.__name__}, as torch.ops has them.", ops)

@@ -79,7 +79,7 @@ def ops_of(targets: Sequence[str]) -> list[Op]:
                     fix = f"name the file or module that defines it as well: {name} ops.py"
                 raise TargetError(f"there is no op {name}", got=got, fix=fix) from None
         found |= {op._qualname: op for op in matching}
-    return defined(found.values())
+    return list(found.values())
 
 
 def _ops_in(target: str, may_have_none: bool) -> list[Op]:
@@ -108,17 +108,6 @@ def in_short(names: Sequence[str], most: int = 5) -> str:
     return ", ".join(names[:most]) + (", ..." if len(names) > most else "")
 
 
-def defined(ops: Iterable[Op]) -> list[Op]:
-    """The ops, lazy ones defined. Raises TargetError if one cannot be."""
-    found = list(ops)
-    for op in found:
-        try:
-            _ = op.schema
-        except Exception as error:
-            raise TargetError(f"the lazy op {op._qualname} cannot be defined\n\n{error_text(error)}") from error
-    return found
-
-
 def load(target: str) -> Target:
     """Import a Python file, or a module or package by its name. Whatever prevents that is a TargetError.
 
@@ -139,8 +128,6 @@ def load(target: str) -> Target:
         for name in _submodules(target, getattr(module, "__path__", ())):
             _imported(name, is_name=True)
             walked.append(name)
-    defined(op for op in default_registry if _is_inside(module, op))
-    # With the out variants that came just now.
     ops = [op for op in default_registry._to_check() if _is_inside(module, op)]
     imported = [op for op in default_registry if op not in before]
     known |= {op._qualname.partition(".")[0] for op in imported}
@@ -304,16 +291,3 @@ def trace(error: BaseException) -> str:
     ours = (str(Path(__file__).parents[1]), importlib.__file__, "<frozen importlib")
     trace.stack = traceback.StackSummary.from_list([f for f in trace.stack if not f.filename.startswith(ours)])
     return "".join(trace.format()).rstrip()
-
-
-def selected(ops: list[Op], patterns: list[str] | None) -> list[Op]:
-    """The ops of these names."""
-    if patterns is None:
-        return ops
-    found = [op for op in ops if any(fnmatch.fnmatchcase(op._qualname, pattern) for pattern in patterns)]
-    if not found:
-        names = ", ".join(op._qualname for op in ops)
-        given = patterns[0] if "::" in patterns[0] else f"*::{patterns[0]}"
-        near = did_you_mean(given, [*(op._qualname for op in ops), *(f"*::{op.__name__}" for op in ops)])
-        raise TargetError(f"no op matches --op {' '.join(patterns)}", got=names, fix=near or 'e.g. --op "*::name"')
-    return found

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from customops._cli.screen import FAULTY, FINE, NOTHING, refuse_unwritable, report_error, say
-from customops._cli.targets import TARGET_HELP, ops_of, selected, trace
+from customops._cli.targets import TARGET_HELP, ops_of, trace
 from customops._describe.render import in_words, plural
-from customops._op.autotune import autotune
 from customops.errors import CustomOpsError
+from customops.tuning import autotune
 
 
 def add_parser(commands: Any) -> None:
@@ -20,23 +20,22 @@ def add_parser(commands: Any) -> None:
         "tune",
         help="measure the kernels of ops that have several, and write a file of the fastest",
         description="Measure the kernels of each op that has several, on its samples, and put the fastest into a file, "
-        "for customops.tuned(). Choices that are in the file for other arguments, hardware or versions stay.",
+        "for customops.tuning.tuned(). Choices that are in the file for other arguments, hardware or versions stay.",
         epilog="Exit status: 0; 1 if an op could not be measured; 2 if there was none to measure.",
     )
     parser.add_argument("targets", nargs="+", metavar="TARGET", help=TARGET_HELP)
     parser.add_argument("--out", required=True, type=Path, metavar="FILE", help="the file of choices, as tuned.toml")
-    parser.add_argument("--op", action="append", metavar="PATTERN", help='only ops of this name, e.g. "mylib::*"')
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     refuse_unwritable("out", options.out, parser)
-    ops = [op for op in selected(ops_of(options.targets), options.op) if len(op._rules.kernel.names()) > 1]
+    ops = [op for op in ops_of(options.targets) if len(op._rules.kernel.names()) > 1]
     progress, tuned, failed = _Progress(len(ops)), 0, 0
     for op in ops:
         progress.show(op._qualname)
         try:
-            found = autotune(op, None, None, options.out, progress.tell)
+            found = autotune(op, file=options.out, tell=progress.tell)
         except Exception as error:  # the other ops are tuned
             progress.clear()
             report_error(error if isinstance(error, CustomOpsError) else f"{op._qualname}\n{trace(error)}")

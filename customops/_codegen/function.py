@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from customops import _torch
-from customops._dispatch.results import CheckPolicy
 from customops._schema.model import Argument, Schema
 from customops._versions import cached_property
 
@@ -127,16 +126,6 @@ def _specialize(fn: types.FunctionType, generate: Callable[[], types.FunctionTyp
     fn.__defaults__, fn.__kwdefaults__ = generated.__defaults__, generated.__kwdefaults__
     fn.__code__ = generated.__code__  # last: another thread may be about to call it
     return fn
-
-
-def generate_again(fn: Callable[..., Any], *, when: CheckPolicy) -> None:
-    """Let a function of `compile_on_first_call` be generated anew when it is called next. Others stay as they are."""
-    fn = inspect.unwrap(fn)
-    specialize = getattr(fn, "__globals__", {}).get("specialize")
-    if isinstance(specialize, functools.partial):
-        stub, generate = specialize.args
-        stub.__globals__["specialize"] = functools.partial(_specialize, stub, functools.partial(generate, when=when))
-        stub.__code__ = _stub.__code__
 
 
 def source_of(fn: Any) -> str:

@@ -485,7 +485,7 @@ class Lowering:
         def lowered_setup_context(ctx: Any, inputs: Any, output: Any, keyword_only_inputs: Any = None) -> None:
             by_keyword = keyword_only_inputs or {}
             if keeps_lengths:
-                values = dict(zip((a.name for a in self.schema.positional), inputs, strict=False)) | by_keyword
+                values = self.schema.by_name(inputs, by_keyword)
                 outputs = output if len(self.schema.returns) > 1 else (output,)
                 ctx._customops_lengths = {name: values[name] for name in self.counted}
                 ctx._customops_present = [len(outputs[i]) for i in self.maybe_tensors]
@@ -611,7 +611,7 @@ class Lowering:
         def lowered_rule(info: Any, in_dims: tuple[Any, ...], /, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
             node = self.signature.result
             dims = dict(zip((argument.name for argument in self.schema.operands), in_dims, strict=True))
-            values = dict(zip((a.name for a in self.schema.positional), args, strict=True)) | kwargs
+            values = self.schema.by_name(args, kwargs)
             dims |= {name: values[name] for name in self.counted}
             restored, named = self.restored_call(*args, **kwargs)
             result, out_dims = bound(info, tuple(of_tensors(x.node, dims) for x in self.operands), *restored, **named)

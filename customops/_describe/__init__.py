@@ -1,7 +1,7 @@
-"""What an op is, and where a call of it goes: as data, as text of 60 to 120 columns, as HTML.
+"""Descriptions of ops and of calls: as data, and as text of 60 to 120 columns.
 
 `rules` reads a line for each rule off an op, and what each feature has or lacks; `description` puts them together.
-`explanation` follows a call from key to key. `render` lays text out, and makes tables for notebooks. Here are the
+`explanation` follows a call from key to key. `render` lays text out. Here are the
 methods that ops and registries get of it; they load the rest when they are called.
 """
 
@@ -51,9 +51,6 @@ class Described(Generic[P]):
 
         return Explanation.of(self, args, kwargs)
 
-    def _repr_html_(self) -> str:
-        return self.describe()._repr_html_()
-
 
 class Listed:
     """Methods of `Registry`."""
@@ -77,9 +74,3 @@ class Listed:
         from customops._describe.render import table, width_of_screen
 
         return table([outline(op) for op in self], OUTLINE, width_of_screen())
-
-    def _repr_html_(self) -> str:
-        from customops._describe import notebook
-        from customops._describe.description import OUTLINE, outline
-
-        return notebook.page(f"{len(list(self))} ops", notebook.table([outline(op) for op in self], OUTLINE))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from customops import _torch
-from customops._describe import notebook, render
+from customops._describe import render
 from customops._describe.render import entry, shorter_place
 from customops._describe.rules import Rule, Support, rules_of, supports_of
 from customops.errors import location_of
@@ -20,7 +20,7 @@ _TITLES = {"torch_dispatch": "dispatch rule", "impl": "at key", "lowering": "low
 
 @dataclass(frozen=True, repr=False)
 class Description(render.Shown):
-    """What is known of an op. ``print(description)`` shows it as text; notebooks show a table.
+    """What is known of an op. ``print(description)`` shows it as text.
 
     Attributes:
         op: qualified name.
@@ -108,26 +108,6 @@ class Description(render.Shown):
         rules = [rule for rule in self.rules if rule.origin == "registered"]
         return ", ".join(f"{rule.kind} ({shorter_place(rule.registered or rule.where)})" for rule in rules)
 
-    def _repr_html_(self) -> str:
-        rules = [
-            (_TITLES.get(r.kind, r.kind), r.target, r.name, shorter_place(r.where), r.origin, _registered(r) or r.note)
-            for r in self.rules
-        ]
-        supports = [(s.feature, s.state, s.why, s.fix) for s in self.supports]
-        missing = ", ".join(support.feature for support in self.missing)
-        return notebook.page(
-            f"{self.op}{self.schema}",
-            notebook.table(self._head().items()),
-            notebook.table(rules, ("rule", "for", "name", "where", "origin", "")) if rules else "",
-            notebook.folded(
-                f"what works with it{f'; not: {missing}' if missing else ''}",
-                notebook.table(supports, ("feature", "works", "why", "what adds it")),
-            )
-            if supports
-            else "",
-            status="raises" if self.removed else "handles",
-        )
-
 
 def _signature(fn: Any) -> str:
     """The signature of a function, in fewer words than Python's."""
@@ -159,7 +139,6 @@ def _options(op: Any) -> tuple[str, ...]:
         "choose_when_traced=False": not current.choose_when_traced,
         "traceable=True": spec.traceable,
         "kernel_calls_torch=False": not spec.kernel_calls_torch,
-        f"computed_args={tuple(each.name for each in spec.computed_args)}": spec.computed_args,
         "differentiable=False": not spec.differentiable.op,
         f"nondiff_args={tuple(sorted(spec.differentiable.nondiff_args))}": spec.differentiable.nondiff_args,
     }

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from customops import _torch
 from customops._codegen import bypass
-from customops._describe import notebook, render
+from customops._describe import render
 from customops._describe.render import entry, filled, outlined, shorter_place
 from customops._describe.rules import Rule, Step, autograd_of_others, of_function, rules_of
 from customops._dispatch.callbacks import completer
@@ -238,10 +238,10 @@ class Route:
 def named(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """The lowered arguments of a call by their names. Raises ArgumentError if they are not those of the op."""
     schema = op._definition.schema
-    names = [argument.name for argument in schema.positional]
-    given = dict(zip(names, args, strict=False)) | dict(kwargs)
-    if len(args) > len(names):
-        problem: str | None = f"{len(args)} arguments by position, of {len(names)}"
+    given: dict[str, Any] = schema.by_name(args, kwargs)
+    most = len(schema.positional)
+    if len(args) > most:
+        problem: str | None = f"{len(args)} arguments by position, of {most}"
     elif unknown := [name for name in kwargs if name not in {argument.name for argument in schema.arguments}]:
         problem = f"there is no argument {unknown[0]!r}"
     elif lacking := [a.name for a in schema.arguments if not a.has_default and a.name not in given]:
@@ -255,7 +255,7 @@ def named(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str
 
 @dataclass(frozen=True, repr=False)
 class Explanation(render.Shown):
-    """Which kernel runs for a call, and why. ``print(explanation)`` shows it; notebooks show a table.
+    """Which kernel runs for a call, and why. ``print(explanation)`` shows it as text.
 
     Attributes:
         op: qualified name.
@@ -303,12 +303,3 @@ class Explanation(render.Shown):
             return f"decided at {self.steps[-1].key}"
         name = self.kernel.name or f"the {self.kernel.kind} registered outside customops"
         return f"{name} ({shorter_place(self.kernel.where)})" if self.kernel.where else name
-
-    def _repr_html_(self) -> str:
-        rows = [(step.key, step.action, step.what, shorter_place(step.where)) for step in self.steps]
-        return notebook.page(
-            self._call,
-            notebook.path(((step.key, step.action) for step in self.steps), self._result()),
-            notebook.folded("each step", notebook.table(rows, ("dispatch key", "does", "what", "where"))),
-            status="raises" if self.raises else "handles",
-        )

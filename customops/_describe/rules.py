@@ -7,19 +7,17 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from customops import _torch
-from customops._autograd.recompute import derived_from
 from customops._dispatch.callbacks import Fn
 from customops._dispatch.names import _ANY_DEVICE
 from customops._dispatch.preference import here, names_for
 from customops._rules.autocast import AutocastRule
 from customops._rules.choice import DEFAULT, REFERENCE, hidden_in, in_order
-from customops._rules.compilers import DecompositionRule, InductorLoweringRule, ReplacementRule
-from customops._rules.cost import FlopsRule
+from customops._rules.compilers import DecompositionRule, InductorLoweringRule
+from customops._rules.flops import FlopsRule
 from customops._rules.functionalization import EffectRule, TorchDispatchRule
 from customops._rules.kernel import RawRule
 from customops._rules.out import Allocates, Copies, is_stub
-from customops._rules.shapes import Shapes
-from customops._rules.sharding import LineRule, ShardingRule
+from customops._rules.sharding import ShardingRule
 from customops._rules.vmap import _Strategy
 from customops._torch.schema import Tag
 from customops.errors import location_of, name_of, where
@@ -38,7 +36,7 @@ class Rule:
 
     Attributes:
         kind: "kernel", "out", "fake", "backward", "jvp", "vmap", "autocast", "torch_dispatch", "decomposition",
-            "lowering", "replacement", "impl", "effect", "samples", "sharding", "reference", "shapes", "flops".
+            "lowering", "impl", "effect", "samples", "sharding", "reference", "flops".
         target: what it applies to: a device type, a class, a compiler or a dispatch key; "" if to everything.
         name: the name of the function, or the value.
         where: ``file:line`` of the function; "" if unknown.
@@ -108,26 +106,19 @@ def of_function(kind: str, fn: Fn, registered: str, *, target: str = "", origin:
     return Rule(kind, target, name_of(fn), "" if where == "<built-in>" else where, registered, origin)
 
 
-def _derived(kind: str, target: str = "", how: str = "", fn: Any = None) -> Rule:
-    """The line for what follows from the reference, or from the line of shapes."""
-    source = "shapes" if isinstance(fn, LineRule) or isinstance(getattr(fn, "__self__", None), Shapes) else "reference"
-    return Rule(kind, target, f"by the {source}", origin="derived", note=how)
+def _derived(kind: str, target: str = "") -> Rule:
+    """Return the line for a rule that the reference gives."""
+    return Rule(kind, target, "by the reference", origin="derived")
 
 
 def _reference(op: Any) -> Iterator[Rule]:
     rules = op._rules
     if rules.reference is not None:
         yield of_function("reference", rules.reference.plain, rules.references.source(None))
-    if rules.shapes is not None:
-        said, source = rules.shapes.said, rules.lines.source(None)
-        is_line = isinstance(said, str)
-        yield Rule("shapes", name=said, registered=source) if is_line else of_function("shapes", said, source)
     flops = rules._others.get(FlopsRule)
     if flops is not None and flops.values:
         yield of_function("flops", flops.values[None], flops.source(None))
-    elif rules.shapes is not None and rules.shapes.flops_formula is not None:
-        yield Rule("flops", name=rules.shapes.flops_formula, origin="derived")
-    elif rules.reference is not None:
+    elif rules.reference is not None and "flops" in rules.reference.gives:
         yield _derived("flops")
 
 
@@ -189,7 +180,7 @@ def _fake(op: Any) -> Iterator[Rule]:
     rule, qualname = op._rules.fake, op._qualname
     registered = rule.values.get(None)
     if rule.is_derived(None):
-        yield _derived("fake", fn=registered)
+        yield _derived("fake")
     elif registered is not None:
         yield of_function("fake", registered, rule.source(None))
     elif rule.fn is not None:
@@ -231,9 +222,7 @@ def _gradients(op: Any) -> Iterator[Rule]:
         if rule.is_derived(kind):
             yield _derived(kind)
         elif formula is not None:
-            fn, source = formula.fn, rule.source(kind)
-            plain = derived_from(fn)
-            yield of_function(kind, plain or fn, source, origin="derived" if plain else "registered")
+            yield of_function(kind, formula.fn, rule.source(kind))
         elif place:
             yield Rule(kind, where=place, origin="others")
         else:
@@ -255,8 +244,7 @@ def _vmap(op: Any) -> Iterator[Rule]:
     rule = op._rules.vmap
     fn = rule.registered
     if rule.is_derived(None):
-        is_called = isinstance(fn, _Strategy) and fn.reference is None
-        yield _derived("vmap", how=fn.name if isinstance(fn, _Strategy) and is_called else "", fn=fn)
+        yield _derived("vmap")
     elif isinstance(fn, _Strategy):
         yield Rule("vmap", name=fn.name, registered=rule.source(None))
     elif fn is not None:
@@ -277,7 +265,6 @@ _SPECIAL: dict[type, tuple[str, str | None, Callable[[Any], Fn] | None]] = {
     TorchDispatchRule: ("torch_dispatch", None, lambda fn: fn),
     DecompositionRule: ("decomposition", None, lambda pair: pair[0].fn),
     InductorLoweringRule: ("lowering", "inductor", lambda code: code.fn),
-    ReplacementRule: ("replacement", "inductor", lambda pattern: pattern.fn.fn),
     EffectRule: ("effect", "", None),
     ShardingRule: ("sharding", "DTensor", lambda rule: rule.fn),
 }
@@ -290,7 +277,7 @@ def _special(op: Any) -> Iterator[Rule]:
         for key, value in rule.values.items() if rule is not None else ():
             of, source = getattr(key, "__name__", key) if target is None else target, rule.source(key)
             if rule.is_derived(key):
-                yield _derived(kind, of, fn=value)
+                yield _derived(kind, of)
             elif fn_of is None:
                 yield Rule(kind, of, str(value).rpartition(".")[2], registered=source)
             else:

@@ -35,18 +35,13 @@ class Observer(Protocol):
 
 #: Those who observe now, the innermost first.
 observers: list[Observer] = []
-#: What they put functions around: ``look_for_observers()`` is called when observers came or went.
+#: What they put functions around: ``_look_for_observers()`` is called when observers came or went.
 _observables: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def add_observable(observable: Any) -> None:
     with lock:
         _observables.add(observable)
-
-
-def remove_observable(observable: Any) -> None:
-    with lock:
-        _observables.discard(observable)
 
 
 def start(observer: Observer) -> None:
@@ -75,7 +70,7 @@ def observe(observer: Observer) -> Iterator[None]:
 
 def _tell_all() -> None:
     for observable in list(_observables):
-        observable.look_for_observers()
+        observable._look_for_observers()
 
 
 def observed_call(op: Any, fn: Fn) -> Fn:
@@ -125,13 +120,13 @@ class CurrentKernel:
     def inspect(self, *, compiled: bool) -> None:
         """Let the next calls be inspected until one passes. `compiled`: a compiler relies on the fake impl."""
         self.inspected = self._inspect(self, compiled)
-        self.look_for_observers()
+        self._look_for_observers()
 
     def passed(self) -> None:
         self.inspected = None
-        self.look_for_observers()
+        self._look_for_observers()
 
-    def look_for_observers(self) -> None:
+    def _look_for_observers(self) -> None:
         fn = self.inspected or self.registered
         for observer in observers if not hasattr(fn, "chooser") else ():  # else they see what is chosen
             fn = observer.around_kernel(self, fn)
@@ -169,3 +164,6 @@ def profiling_changed(is_on: bool) -> None:
     stop(_naming)  # two may be started, of which torch knows one
     if is_on:
         start(_naming)
+
+
+_torch.hooks.profiling_changed = profiling_changed

@@ -460,3 +460,6 @@ def _name_of_function(function: types.FunctionType) -> str | None:
 
 def _is_by_name(module: str) -> bool:
     return module.partition(".")[0] in _BY_NAME
+
+
+_torch.hooks.fingerprint = fingerprint

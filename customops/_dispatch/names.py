@@ -1,18 +1,14 @@
-"""Names that users give: of ops, with what waits for the first use of one, and of device types and dispatch keys."""
+"""Names of ops, device types and dispatch keys."""
 
 from __future__ import annotations
 
-import importlib.metadata
-import logging
 import re
-import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 from customops import _torch
-from customops._dispatch.registrations import lock
 from customops._schema.model import Schema
 from customops._torch.library import OpOverload, OpOverloadPacket
 from customops.errors import DefinitionError, RegistrationError, brief, did_you_mean, name_of
@@ -104,204 +100,9 @@ def own_name(text: str) -> Name:
     return name
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# What waits for the first use of an op or a namespace: lazy ops, callbacks of `when_defined`, entry points
-# All three come to `look_up`: `torch.ops` calls it before it looks for an op (see `_torch.library`), and so does
-# `find_op`. What is found once is an attribute of the namespace, so later calls do not come here.
-
-
-log = logging.getLogger("customops")
-#: The group of entry points: the name is a namespace, the value a module, or a function to be called.
-GROUP = "customops.ops"
-
-
-class Callback:
-    """What `when_defined` was given."""
-
-    def __init__(self, qualname: str, run: Callable[[], object], source: str) -> None:
-        self.qualname, self.run, self.source = qualname, run, source
-
-    def __call__(self) -> None:
-        try:
-            self.run()
-        except Exception as error:
-            raise RegistrationError(
-                f"the callback of when_defined raised {type(error).__name__}: {first_line(error)}",
-                op=self.qualname,
-                where=self.source,
-            ) from error
-
-
-def first_line(error: BaseException) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), "")
-
-
-def packet_of(qualname: str) -> str:
-    """The name that all overloads share."""
-    return qualname.partition(".")[0]
-
-
-#: Name of all overloads -> the lazy ops that are not defined yet, and the callbacks, by qualified name.
-_lazy: dict[str, dict[str, Any]] = {}
-_callbacks: dict[str, list[Callback]] = {}
-#: Ops that torch.library.custom_op is defining: callbacks come when it is done.
-being_defined: set[str] = set()
-
-
-def declare(qualname: str, op: Any) -> None:
-    """From now on a use of the op, an object of `_op`, defines it."""
-    packet = packet_of(qualname)
-    _torch.library.watch(packet.partition("::")[0])
-    _lazy.setdefault(packet, {})[qualname] = op
-
-
-def retract(qualname: str) -> None:
-    """A lazy op is defined now, or removed."""
-    waiting = _lazy.get(packet_of(qualname), {})
-    waiting.pop(qualname, None)
-    if not waiting:
-        _lazy.pop(packet_of(qualname), None)
-
-
-def declared(qualname: str) -> Any | None:
-    """The lazy op of a name, if it is not defined yet."""
-    return _lazy.get(packet_of(qualname), {}).get(qualname) if _lazy else None
-
-
 def exists(name: Name) -> bool:
-    """Is an op of this name defined, or declared?"""
-    return _torch.library.is_defined(name.packet, name.overload) or declared(name.qualname) is not None
-
-
-def call_when_defined(callback: Callback) -> None:
-    """Call it as soon as the op is there."""
-    packet = packet_of(callback.qualname)
-    _torch.library.watch(packet.partition("::")[0])
-    with lock:
-        _callbacks.setdefault(packet, []).append(callback)
-
-
-def cancel(callback: Callback) -> None:
-    with lock:
-        waiting = _callbacks.get(packet_of(callback.qualname), [])
-        if callback in waiting:
-            waiting.remove(callback)
-
-
-def is_waiting(callback: Callback) -> bool:
-    return callback in _callbacks.get(packet_of(callback.qualname), ())
-
-
-def is_defined(qualname: str) -> bool:
-    packet, _, overload = qualname.partition(".")
-    return _torch.library.is_defined(packet, overload)
-
-
-def look_up(packet: str, is_use: bool = True) -> None:
-    """Before an op is looked for: load what may define it, define it if it is lazy, then call back who waits for it.
-
-    An entry point or a lazy op that raises does so each time. `is_use` is False where the op is about to be defined.
-    """
-    use(packet.partition("::")[0], is_use)
-    if not any(op._defined_here() for op in _lazy.get(packet, {}).values()):
-        for qualname in list(_lazy.get(packet, ())):
-            op = declared(qualname)  # what came before may have defined it
-            if op is not None:
-                (op._taken if packet in being_defined else op._define)()
-    defined(packet)
-
-
-def defined(packet: str | None) -> None:
-    """Call back who waits for an op that may be there now; None stands for all ops."""
-    if not _callbacks:
-        return
-    for each in [packet] if packet is not None else list(_callbacks):
-        if each not in _callbacks or each in being_defined:
-            continue
-        with lock:
-            ready = [callback for callback in _callbacks[each] if is_defined(callback.qualname)]
-            _callbacks[each] = [callback for callback in _callbacks[each] if callback not in ready]
-            if not _callbacks[each]:
-                del _callbacks[each]
-        for callback in ready:  # none is in the table any more: a callback that raises is not called again
-            callback()
-
-
-def torch_defined(packet: str) -> None:
-    being_defined.discard(packet)
-    defined(packet)
-
-
-# Entry points ---------------------------------------------------------------------------------------------------------
-
-
-#: The threads that load entry points, each with the namespace that these are of.
-_loading: set[tuple[int, str]] = set()
-#: Namespace -> entry points that are to be loaded before its first use.
-_entry_points: dict[str, list[importlib.metadata.EntryPoint]] | None = None
-
-
-def waits(namespace: str) -> bool:
-    """Are there entry points of a namespace that are not loaded yet? They are looked for once, with the first op."""
-    return namespace in _find()
-
-
-def _find() -> dict[str, list[importlib.metadata.EntryPoint]]:
-    """The entry points of the installed packages."""
-    global _entry_points
-    if _entry_points is not None:
-        return _entry_points
-    with lock:
-        if _entry_points is None:
-            found: dict[str, list[importlib.metadata.EntryPoint]] = {}
-            for each in importlib.metadata.entry_points(group=GROUP):
-                if each.name in RESERVED_NAMESPACES:
-                    log.warning("an entry point %s of %s is for a namespace of torch: ignored", each.value, GROUP)
-                else:
-                    found.setdefault(each.name, []).append(each)
-            for namespace in found:
-                _torch.library.hold(namespace)
-            _entry_points = found
-    return _entry_points
-
-
-def use(namespace: str, is_use: bool = True) -> None:
-    """Load the entry points of a namespace, unless that was done, or is being done by this thread.
-
-    Without the lock: threads that import modules wait for each other already, and two locks could wait crosswise.
-    """
-    waiting = _find().get(namespace)
-    if not is_use or waiting is None:
-        return
-    here = (threading.get_ident(), namespace)
-    if here in _loading:
-        return
-    _loading.add(here)
-    try:
-        with _torch.tensors.without_modes():
-            for entry_point in list(waiting):
-                _load(entry_point, waiting)
-    finally:
-        _loading.discard(here)
-    _find().pop(namespace, None)
-    _torch.library.release(namespace)
-
-
-def _load(entry_point: importlib.metadata.EntryPoint, waiting: list[importlib.metadata.EntryPoint]) -> None:
-    try:
-        loaded = entry_point.load()
-        if entry_point.attr and entry_point in waiting:
-            loaded()
-    except Exception as error:
-        package = entry_point.dist.name if entry_point.dist is not None else "an unknown package"
-        raise RegistrationError(
-            f"an entry point of {package} for the ops of {entry_point.name} raised "
-            f"{type(error).__name__}: {first_line(error)}",
-            got=f"{GROUP}: {entry_point.name} = {entry_point.value}",
-            fix=f"repair or uninstall {package}",
-        ) from error
-    if entry_point in waiting:
-        waiting.remove(entry_point)
+    """Return whether an op of this name is defined."""
+    return _torch.library.is_defined(name.packet, name.overload)
 
 
 # The overload that a user means ---------------------------------------------------------------------------------------
@@ -325,9 +126,6 @@ def find_op(op: Any) -> OpOverload:
         )
     name = Name.parse(op.removesuffix(".default"))
     found = _torch.library.find_overload(name.packet, name.overload)
-    if found is None:
-        look_up(name.packet)
-        found = _torch.library.find_overload(name.packet, name.overload)
     if found is None:
         raise RegistrationError(
             "there is no such operator",

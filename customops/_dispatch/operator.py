@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from customops import _torch
-from customops._dispatch import names
 from customops._dispatch.callbacks import Fn
 from customops._dispatch.current_kernel import CurrentKernel
 from customops._dispatch.names import DeviceTypes, Name
@@ -34,6 +33,7 @@ from customops.errors import (
     UnsupportedError,
     brief,
     did_you_mean,
+    first_line,
     location_of,
     user_stacklevel,
 )
@@ -84,8 +84,6 @@ class OpSpec:
     traceable: bool = False
     #: May kernels call torch functions whose result depends on gradient mode, autocast or modes?
     kernel_calls_torch: bool = True
-    #: Arguments that calls of the object leave out: what computes them of the others.
-    computed_args: tuple[Any, ...] = ()  # of `_codegen.computed.Computed`
     #: ``file:line`` of the definition.
     source: str = ""
 
@@ -154,12 +152,6 @@ def forget_fast_paths(qualname: str | None = None) -> None:
         paths = list(_fast_paths.values()) if qualname is None else filter(None, [_fast_paths.get(qualname)])
         for path in paths:
             path.clear()
-
-
-def library_loaded() -> None:
-    """A library of C++ was loaded, which may define ops and register kernels."""
-    forget_fast_paths()  # first: a callback may raise
-    names.defined(None)
 
 
 # An operator in the dispatcher: its overload, and the libraries through which kernels reach it ------------------------
@@ -368,6 +360,8 @@ class OperatorHandle:
         gone = _torch.library.find_overload(self.name.packet, self.name.overload) is None
         if kernels or gone or _torch.dispatcher.has_kernel(self.qualname, key):
             newest = kernels[-1][:2] if kernels else None
+            if newest is None and not gone:
+                newest = _torch.library.lost_kernel(self.qualname, key), False
             _torch.library.remember_kernel(self.name.namespace, self.name.local, key, newest)
 
     def recompile(self) -> None:
@@ -417,7 +411,6 @@ class OperatorHandle:
             return None
         if _torch.dispatcher.autocast_is_on():
             return None
-        names.use(self.name.namespace)
         path, tensors = self.fast_path, list({id(tensor): tensor for tensor in tensors}.values())
         key = tuple([(tensor.dtype, tensor.ndim) for tensor in tensors])
         with lock:
@@ -635,7 +628,7 @@ def define_in(library: Library, name: Name, text: str, tags: tuple[torch.Tag, ..
         library.define(name.local + text, tags=for_dispatcher(tags))
         _torch.library.move_stand_ins(name.packet)
     except Exception as error:
-        reason = names.first_line(error) or type(error).__name__
+        reason = first_line(error) or type(error).__name__
         raise DefinitionError(
             f"torch refuses the definition: {reason.rstrip(' :')}",
             op=name.qualname,
@@ -672,3 +665,6 @@ def remove(operator: OperatorHandle, error: Exception) -> None:
     operator.fast_path = FastPath()  # the other one is of the name, which may soon be another op's
     if operator.library is not None:
         _torch.library.remember_kernel(operator.name.namespace, operator.name.local, "Meta", None)
+
+
+_torch.hooks.kernel_registered = forget_fast_paths

@@ -5,7 +5,6 @@ A preference is a table: ops, as ``mylib::norm`` or ``mylib::*`` -> names of ker
 
 from __future__ import annotations
 
-import atexit
 import functools
 import logging
 import os
@@ -20,10 +19,9 @@ from typing import Any
 from torch.compiler import is_dynamo_compiling
 
 from customops import _torch
-from customops._dispatch.names import declared, is_defined
 from customops._dispatch.registrations import lock
 from customops._torch.library import OpOverload, OpOverloadPacket
-from customops.errors import RegistrationError, brief, did_you_mean, user_source
+from customops.errors import RegistrationError, brief, user_source
 
 __tracebackhide__ = True  # pytest leaves the frames out
 
@@ -43,8 +41,6 @@ here = _open.get
 _patterns: set[str] = set()
 #: The tables that scopes had.
 _entered: set[Table] = set()
-#: Names that were not all there when they were last looked for: place, pattern of ops, kernels -> was there an op?
-waiting: dict[tuple[str, str, tuple[str, ...]], bool] = {}
 #: What is told of a new pattern, and of choices that were stored: ``preferences_changed()``, ``choices_changed(ops)``.
 listeners: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -78,9 +74,6 @@ def prefer(preferences: Mapping[Any, str | Sequence[str]], /) -> AbstractContext
     if table not in _entered:
         choose_from_now_on(pattern for pattern, _ in table)
         _entered.add(table)  # not before: another thread that enters it goes on when all ops know of it
-        place = user_source()
-        for pattern, names in table:
-            expect(place, pattern, names)
     return _scope(table)
 
 
@@ -106,8 +99,6 @@ def _scope(table: Table) -> Iterator[None]:
 
 def listen(listener: Any) -> None:
     listeners.add(listener)
-    for wish in list(waiting):  # it need not be there at the end
-        waiting[wish] = waiting[wish] or _fits(wish[1], listener.operator.qualname)
 
 
 #: The scopes that were open, so that equal ones are one object. (Dynamo, which may trace this, warns of lru_cache.)
@@ -193,63 +184,5 @@ def _parsed(text: str, place: str) -> Table:
         for rule in filter(None, map(str.strip, line.partition("#")[0].split(";"))):
             pattern, _, names = rule.partition("=")
             rules = _table([(pattern.strip(), [each.strip() for each in names.split(",")])], rule, f"{place}:{i}")
-            expect(f"{place}:{i}", *rules[0])
             table += rules
     return tuple(sorted(table, key=lambda item: ("*" in item[0], -len(item[0]))))
-
-
-# Names that there are not ---------------------------------------------------------------------------------------------
-
-
-def expect(place: str, pattern: str, kernels: tuple[str, ...] = ()) -> None:
-    """Say of ops and kernels that a place names, once, if they do not come to be there: they may come later."""
-    waiting.setdefault((place, pattern, kernels), any(_fits(pattern, op) for op in _known()))
-
-
-def unknown() -> Iterator[tuple[str, str | None, bool]]:
-    """Of each name that is not there by now: a line, what may have been meant, and whether its library is there."""
-    known = _known()
-    for wish, was_there in list(waiting.items()):
-        place, pattern, kernels = wish
-        there = {kernel for op, names in known.items() if _fits(pattern, op) for kernel in names}
-        missing = [kernel for kernel in kernels if kernel not in there]
-        if not (was_there or declared(pattern) or is_defined(pattern)):
-            library, _, name = pattern.partition("::")
-            own = [each.partition("::")[2] for each in _torch.library.names_in(library) if is_defined(each)]
-            near = did_you_mean(name, own) if own else did_you_mean(library, {op.partition("::")[0] for op in known})
-            yield f"{place}: there is no op {pattern}", near, bool(own)
-        elif not missing:
-            waiting.pop(wish, None)
-        for kernel in missing if there else ():
-            near = did_you_mean(kernel, there.difference(kernels))
-            if "*" in pattern:
-                yield f"{place}: no op of {pattern} has a kernel {kernel}", near, missing == [*kernels]
-            else:  # which a call says
-                yield f"{place}: {pattern} has no kernel {kernel}" + (f"; {near}" if near else ""), None, False
-
-
-def warn_of_unknown(*, at_exit: bool = False) -> None:
-    """Log once what was meant for another name, as far as can be told; at the end also what is not there at all.
-
-    To look costs milliseconds: it is done when there are new wishes, and when there are twice as many ops.
-    """
-    global _looked
-    state = len(waiting), len(listeners).bit_length()
-    if state == _looked and not at_exit:
-        return
-    _looked = state
-    for line, near, is_likely in unknown() if waiting else ():
-        if (near or (at_exit and is_likely)) and line not in _said:
-            _said.add(line)
-            log.warning("%s%s%s", line, "" if at_exit else " so far", f"; {near}" if near else "")
-
-
-def _known() -> dict[str, list[str]]:
-    """The ops that have kernels of ours, with the names of these."""
-    with lock:  # threads may define others
-        return {each.operator.qualname: each.names() for each in list(listeners) if each.operator.removed is None}
-
-
-_said: set[str] = set()
-_looked = (0, 0)  #: the numbers of wishes and of ops, the latter as a power of two, at the last look
-atexit.register(warn_of_unknown, at_exit=True)

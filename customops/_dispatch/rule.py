@@ -99,10 +99,10 @@ class Rule(Generic[K, V]):
         try:
             if key not in self._uninstall:
                 self._uninstall[key] = self._install(key, True)
+            self._changed()
         except BaseException:
             self._unset(entry)
             raise
-        self._changed()
         return entry
 
     def set_all(self, keys: Iterable[K], value: V, *, is_derived: bool = False) -> Registration:

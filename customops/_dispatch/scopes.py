@@ -31,16 +31,6 @@ def open_scope(owner: object) -> Iterator[None]:
             undos.close()
 
 
-@contextmanager
-def outside_scopes() -> Iterator[None]:
-    """What is registered in the context ends with no scope that is open now."""
-    token = _scopes.set(())
-    try:
-        yield
-    finally:
-        _scopes.reset(token)
-
-
 def in_scope(owner: object) -> bool:
     """Is a scope of the registry `owner` open here?"""
     return any(registry is owner for registry, _ in _scopes.get())
@@ -78,7 +68,9 @@ def samples_of(fn: Fn, op: str) -> Iterator[Sample]:
     """What a samples function yields."""
     items = fn()
     if not isinstance(items, Iterable):
-        raise CallbackError("the samples function must yield args or (args, kwargs)", op=op, got=type(items).__name__)
+        expected, got = "tuples of arguments, each args or (args, kwargs)", type(items).__name__
+        fix = "yield (x,) for each call, or return a list of tuples"
+        raise CallbackError("the samples are not iterable", op=op, expected=expected, got=got, fix=fix)
     for item in items:
         if not isinstance(item, tuple):
             raise CallbackError(

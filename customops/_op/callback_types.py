@@ -8,14 +8,24 @@ registered.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, Protocol, TypedDict, TypeVar, overload
+from collections.abc import Callable, Iterable, Mapping
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Generic,
+    Literal,
+    Never,
+    ParamSpec,
+    Protocol,
+    TypedDict,
+    TypeVar,
+    overload,
+)
 
 import torch
 from torch import Tensor
-from typing_extensions import Never
 
-from customops._rules.fake import Like
 from customops._torch.library import Library
 
 P = ParamSpec("P")
@@ -24,8 +34,6 @@ R = TypeVar("R")
 R_contra = TypeVar("R_contra", contravariant=True)
 R_co = TypeVar("R_co", covariant=True)
 F = TypeVar("F", bound=Callable[..., Any])
-#: A fake that is no function.
-DeclaredF = TypeVar("DeclaredF", bound=Like | Sequence[Like] | Literal["kernel"])
 
 #: What may be returned for one another: a list for a tuple, a dict for a TypedDict, a number that is not known yet.
 Items = list[Any] | tuple[Any, ...] | Mapping[str, Any]

@@ -5,11 +5,8 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal, TypedDict, get_args
+from typing import Any, Literal, TypedDict
 
-from typing_extensions import Required
-
-from customops._codegen import computed
 from customops._codegen.lowering import Lowering
 from customops._dispatch.callbacks import Fn, bind_kernel
 from customops._dispatch.names import DeviceTypes, Name
@@ -18,26 +15,12 @@ from customops._dispatch.results import CheckPolicy, check_policy, of_environmen
 from customops._schema.infer import mutates_args_names, read
 from customops._schema.model import Differentiable, Names, Schema, names_in
 from customops._schema.parse import check_nameless, parse
-from customops._schema.tags import Layout, Tags, check_tags, tags_of
+from customops._schema.tags import Tags, check_tags, tags_of
 from customops._torch.library import Library
-from customops.errors import CustomOpsError, DefinitionError, SchemaError, brief, location_of, user_source, where
+from customops.errors import DefinitionError, SchemaError, brief, check_choice, location_of, user_source, where
 
 #: What `custom_op` does where an op of the name exists.
 OnConflict = Literal["replace", "error", "reuse", "skip"]
-
-#: Arguments that calls leave out -> what computes them of the others.
-ComputedArgs = Mapping[str, Callable[..., Any]] | None
-
-#: Is the op to be defined?
-When = bool | Callable[[], bool]
-
-
-def check_choice(option: str, value: Any, choices: Any, op: str, error: type[CustomOpsError]) -> None:
-    """Raise unless the value of an option is one of those of a `Literal`."""
-    if value not in get_args(choices):
-        *first, last = (f'"{choice}"' for choice in get_args(choices))
-        allowed = f"{', '.join(first)} or {last}"
-        raise error(f"{option} has an invalid value", op=op, expected=allowed, got=brief(value))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +31,6 @@ class OpOptions:
     device_types: DeviceTypes = None
     schema: str | None = None
     tags: Tags = None
-    layout: Layout | None = None
     on_conflict: OnConflict = "replace"
     check: CheckPolicy | None = None
     bypass: bool = False
@@ -57,14 +39,10 @@ class OpOptions:
     choose_when_traced: bool = True
     traceable: bool = False
     kernel_calls_torch: bool = True
-    computed_args: ComputedArgs = None
     reference: Callable[..., Any] | bool | None = None
-    shapes: str | Callable[..., str] | bool | None = None
-    when: When = True
     differentiable: bool | Sequence[bool] = True
     nondiff_args: Names = ()
     lib: Library | None = None
-    lazy: bool | None = None
 
     @classmethod
     def read(cls, given: Mapping[str, Any], op: str) -> OpOptions:
@@ -78,8 +56,6 @@ class OpOptions:
         values["nondiff_args"] = names_in(values.get("nondiff_args", ()), "nondiff_args", op)
         options = cls(**values)
         check_choice("on_conflict", options.on_conflict, OnConflict, op, DefinitionError)
-        if not isinstance(options.lazy, bool | None):
-            raise DefinitionError("lazy must be True, False or None", op=op, got=brief(options.lazy))
         return options
 
 
@@ -97,14 +73,13 @@ SIGNATURE = inspect.Signature(
 )
 
 
-class _Options(TypedDict, total=False):
-    """`OpOptions` for type checkers, which take the names of keywords from nothing else. A test compares them."""
+class DefinitionOptions(TypedDict, total=False):
+    """`OpOptions` for type checkers, which need a `TypedDict` for the names of keywords. A test compares the two."""
 
     mutates_args: str | Iterable[str] | None
     device_types: DeviceTypes
     schema: str | None
     tags: Tags
-    layout: Layout | None
     on_conflict: OnConflict
     check: CheckPolicy | None
     bypass: bool
@@ -114,30 +89,9 @@ class _Options(TypedDict, total=False):
     traceable: bool
     kernel_calls_torch: bool
     reference: Callable[..., Any] | bool | None
-    shapes: str | Callable[..., str] | bool | None
-    when: When
     differentiable: bool | Sequence[bool]
     nondiff_args: Names
     lib: Library | None
-    lazy: bool | None
-
-
-class DefinitionOptions(_Options, total=False):
-    """What `Registry.custom_op` takes by keyword."""
-
-    computed_args: ComputedArgs
-
-
-class PlainOptions(_Options, total=False):
-    """The same for an op that is called as its function is."""
-
-    computed_args: None
-
-
-class ComputingOptions(_Options, total=False):
-    """The same for an op that is called with fewer arguments than its function."""
-
-    computed_args: Required[Mapping[str, Fn]]
 
 
 def spec_of(name: Name, fn: Fn, given: OpOptions) -> OpSpec:
@@ -148,9 +102,8 @@ def spec_of(name: Name, fn: Fn, given: OpOptions) -> OpSpec:
     device_types = given.device_types
     if isinstance(device_types, Iterable) and not isinstance(device_types, str):
         device_types = tuple(device_types)  # it may be an iterator, which is read once
-    tags = tags_of(given.tags, given.layout, op)
+    tags = tags_of(given.tags)
     signature = kernel = None
-    starred = False
     if given.schema is None:
         schema, tags, signature = read(fn, mutates_args, tags, op=op)
     else:
@@ -160,17 +113,13 @@ def spec_of(name: Name, fn: Fn, given: OpOptions) -> OpSpec:
     if signature is not None:
         lowering = Lowering(signature, schema, op)
         kernel, nondiff_args = lowering.kernel(fn), lowering.names(nondiff_args, "nondiff_args")
-        parameters, starred = lowering.parameters, any(each.stars for each in signature.parameters)
+        parameters = lowering.parameters
     if given.reference is not None:
         if not (callable(given.reference) or given.reference is True):
             problem, fix = "reference must be a function, or True if the op's function is one", "leave it out"
             raise DefinitionError(problem, op=op, got=brief(given.reference), fix=fix)
         if given.reference is not True and not any(argument.is_mutated for argument in schema.arguments):
             bind_kernel(given.reference, parameters, op, "reference")
-    computed_args: tuple[computed.Computed, ...] = ()
-    if given.computed_args is not None:
-        names = [each.name for each in parameters.arguments]
-        computed_args = computed.read(given.computed_args, names, op, starred=starred)
     switches = {}
     for option in ("bypass", "eager", "direct_in_graphs", "choose_when_traced", "traceable", "kernel_calls_torch"):
         value = getattr(given, option)
@@ -202,7 +151,6 @@ def spec_of(name: Name, fn: Fn, given: OpOptions) -> OpSpec:
         differentiable=Differentiable.of(given.differentiable, nondiff_args, schema, op),
         traceable=given.traceable,
         kernel_calls_torch=given.kernel_calls_torch,
-        computed_args=computed_args,
         source=user_source(),
     )
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, Concatenate, overload
+from typing import Any, overload
 
-from torch import Tensor
 from typing_extensions import Unpack
 
-from customops._autograd.layout import BackwardOptions, FromOptions, GradientOptions, ResultOptions
-from customops._autograd.recompute import RecomputedFormula
+from customops._autograd.layout import BackwardOptions, GradientOptions
 from customops._codegen.lowering import Lowering
 from customops._dispatch.callbacks import Fn, completer
 from customops._dispatch.operator import OperatorHandle, check_library
@@ -20,22 +18,13 @@ from customops._op.callback_types import (
     AnySetupContext,
     F,
     HasSignature,
-    Items,
     Lib,
-    MayTakeNothing,
-    OpFor,
     P,
-    Q,
     R,
-    ReturnsItems,
-    ReturnsTensor,
     TakesGradients,
 )
 from customops._rules import Rules
-from customops._rules.cost import Cost, bytes_of
 from customops._rules.reference import ReferenceOptions
-from customops._rules.shapes import DTypes, Shapes
-from customops._schema.model import Names
 from customops.errors import RegistrationError, did_you_mean, entries
 
 __tracebackhide__ = True  # pytest leaves the frames out
@@ -170,51 +159,6 @@ class RegisterFormulas(HasSignature[P, R]):
         self._register(lib, self._rules.autograd.register, formula, setup, options, "jvp")
         return jvp
 
-    @overload
-    def register_autograd_from(
-        self: OpFor[Tensor], fn: ReturnsTensor, /, *, lib: Lib = None, **options: Unpack[ResultOptions]
-    ) -> ReturnsTensor: ...
-    @overload
-    def register_autograd_from(
-        self: OpFor[Items], fn: ReturnsItems, /, *, lib: Lib = None, **options: Unpack[ResultOptions]
-    ) -> ReturnsItems: ...
-    @overload
-    def register_autograd_from(
-        self: OpFor[None] | MayTakeNothing, fn: F, /, *, lib: Lib = None, **options: Unpack[ResultOptions]
-    ) -> F: ...
-    @overload
-    def register_autograd_from(
-        self, fn: Callable[Concatenate[Any, Q], R], /, *, lib: Lib = None, **options: Unpack[ResultOptions]
-    ) -> Callable[Concatenate[Any, Q], R]: ...
-    @overload
-    def register_autograd_from(
-        self, fn: F, /, *, grads_of: Names | None, lib: Lib = None, **options: Unpack[ResultOptions]
-    ) -> F: ...
-    def register_autograd_from(self, fn: Fn, /, *, lib: Lib = None, **options: Unpack[FromOptions]) -> Any:
-        """Register the gradients of `fn`, which computes the same with plain torch ops, for reverse and forward mode.
-
-        `fn` takes the op's arguments and returns what the op returns. If mutated arguments are differentiated, their
-        new values follow (`nondiff_args`, `grads_of`: see `register_autograd`). Backward runs `fn` on the saved inputs
-        and differentiates it. With ``recompute=False``, `fn` runs after the kernel in the forward pass instead, and
-        autograd keeps its intermediate results. For a random op, `fn` draws the random numbers of the kernel again.
-
-        Raises:
-            RegistrationError, CallbackError: as for `register_autograd`.
-
-        Example:
-            >>> @gelu.register_autograd_from
-            ... def _(x):
-            ...     return 0.5 * x * (1 + torch.erf(x / math.sqrt(2)))
-        """
-        function: Fn = fn
-        recompute = options.pop("recompute", True)
-        if self._lowering is not None:
-            options = self._lowering.options(options)
-            function = self._lowering.function(fn, with_written=bool(options.get("grads_of")))
-        found = RecomputedFormula(function, self._definition, recompute=recompute)
-        self._register(lib, self._rules.autograd.register_from, found, options)
-        return fn
-
     # The reference ----------------------------------------------------------------------------------------------
 
     @overload
@@ -226,32 +170,32 @@ class RegisterFormulas(HasSignature[P, R]):
     def register_reference(
         self, fn: Fn | None = None, /, *, lib: Lib = None, **options: Unpack[ReferenceOptions]
     ) -> Any:
-        """Register a plain PyTorch function that computes what the op does, and what follows from it.
+        """Register a plain PyTorch function that computes the same results as the op, and the rules that it gives.
 
-        These follow: the fake impl, the gradients in both modes and of any order, the batching rule of vmap, the
-        sharding of DTensors, and the count of floating-point operations. `customops.check` compares the kernels and
-        gradients with it. Each can be registered by hand, before or after, and then counts instead.
+        `customops.check` compares the kernels and gradients with the function. A rule that you register by hand,
+        before or after, takes precedence over a rule that the function gives. Registering another function replaces
+        this one with all rules that it gave.
 
         Args:
             fn: takes the arguments of the op, and returns what the op returns. It writes nothing: for an op that
                 writes, the new value of each written argument that is not returned follows, in the order of the schema.
-                That of an op with ``Tag.out`` does not take what is written. Without `fn`, a decorator is returned.
-            like: the strides of the results, where the kernel has others than the function: the name of a tensor
-                argument that they are like, or a memory format; a tuple of these for several returns.
-            gradients: if False, no gradients follow.
-            recompute, nondiff_args, grads_of: options of the gradients, as in `register_autograd_from`.
-            vmap: how the op is batched: "reference" batches the function; "sequential", "expand_dims" and
-                "broadcast_all" call the op, as in `register_vmap`.
-            autocast: under autocast, cast the inputs and results to the dtypes that they have in the function.
-            decompose: which compilers take the function in the place of the op, as ``when=`` of
-                `register_decomposition`; a tuple for both. None: none.
-            on_other_devices: on devices without a kernel, run the function.
+                The function of an op with ``Tag.out`` does not take the written arguments. Without `fn`, a decorator
+                is returned.
+            gives: the rules that the function gives. "fake": the fake impl. "gradients": the formulas of both modes,
+                of any order. "vmap": the batching rule. "flops": the number of floating-point operations. "kernel":
+                the kernel of devices without one. "inductor" and "export": the decomposition for this compiler. By
+                default the first four.
+            recompute: True: backward runs `fn` on the saved inputs and differentiates it. False: `fn` runs after the
+                kernel in the forward pass, and autograd keeps its intermediate results. For a random op, `fn` draws
+                the random numbers of the kernel again.
+            nondiff_args, grads_of: as in `register_autograd`. By default, an op that returns nothing has the gradients
+                of all written arguments.
             lib: the registration ends when this library is destroyed.
 
         Raises:
             CallbackError: `fn` cannot be called with the op's arguments.
             RegistrationError, DefinitionError: an option has an invalid value.
-            UnsupportedError: `decompose` or `vmap` is not possible for the op.
+            UnsupportedError: a rule of `gives` is not possible for the op.
 
         Example:
             >>> @rms_norm.register_reference
@@ -279,50 +223,10 @@ class RegisterFormulas(HasSignature[P, R]):
         found = self._rules.reference
         return None if found is None else found.plain
 
-    def register_shapes(
-        self,
-        line: str | Fn,
-        /,
-        *,
-        parallel: str = "",
-        reduces: str = "",
-        flops: str | None = None,
-        dtype: DTypes | None = None,
-        lib: Lib = None,
-    ) -> None:
-        """Register what the shapes of the tensors are, and what follows from it.
-
-        Calls are validated: an error names the dimension and the tensors that disagree. These follow: the fake impl,
-        whose results are contiguous; the vmap rule, if all results begin with ``*name`` or ``...``, which is parallel;
-        the sharding of DTensors along `parallel` and `reduces`.
-
-        Args:
-            line: as ``"*batch n k, k m -> *batch n m"``: an entry for each tensor argument and each returned tensor.
-                A dimension is a name, a number, ``_`` (any), or an expression of names and integer arguments with
-                ``+ - * //``; ``?k`` is a size of a result that depends on data. ``*batch`` or ``...`` is any number of
-                dimensions. The entry of a list is for each of its tensors; ``*n`` in it is a size that they need not
-                share, and in a result the sum of these. Or a function of the op's arguments that returns a line.
-            parallel: the dimensions of all results along which the op computes independently, as ``"*batch n m"``.
-            reduces: the dimensions over which it sums, as ``"k"``. They are in no result.
-            flops: the number of floating-point operations of a call, as ``"2*batch*n*k*m"``.
-            dtype: the dtype of the results, or the name of a tensor that has it; a tuple for several. None: that
-                of the first tensor.
-            lib: the registration ends when this library is destroyed.
-
-        Raises:
-            DefinitionError: the line does not fit the schema, or leaves the size of a result open; an option names what
-                the line does not, or a dimension that cannot be split; the op returns other things than new tensors.
-
-        Example:
-            >>> matmul.register_shapes("*batch n k, k m -> *batch n m", flops="2*batch*n*k*m")
-        """
-        shapes = Shapes(line, self._definition, parallel, reduces, flops, dtype)
-        self._register(lib, self._rules.register_shapes, shapes)
-
     def register_flops(self, fn: Fn | None = None, /, *, lib: Lib = None) -> Any:
         """Register the number of floating-point operations of a call.
 
-        `torch.utils.flop_counter` and `cost` use it. Without it, they count those of the reference.
+        `torch.utils.flop_counter` uses it. Without it, the operations of the reference are counted.
 
         Args:
             fn: takes the arguments of the op, and returns an int. Without it, a decorator is returned.
@@ -340,26 +244,11 @@ class RegisterFormulas(HasSignature[P, R]):
         self._register(lib, self._rules.flops.register, formula)
         return fn
 
-    def cost(self, /, *args: P.args, **kwargs: P.kwargs) -> Cost:
-        """What a call with these arguments costs: ``Cost(flops, bytes)``. Nothing is computed.
-
-        The arguments may be tensors without data. `flops` is None, and logged once, if nothing tells it.
-
-        Raises:
-            MissingFakeError: the op has no fake impl, which tells the sizes of the results.
-
-        Example:
-            >>> matmul.cost(torch.ones(2, 3), torch.ones(3, 4))
-            Cost(flops=48, bytes=104)
-        """
-        given = completer(self._definition.schema)(*self.lower(*args, **kwargs))
-        return Cost(self._flops(*given), bytes_of(self._definition, *given))
-
     def _flops(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
-        """The operations of a call of ``torch.ops``; None if nothing tells them."""
+        """Return the number of operations of a call of ``torch.ops``, or None if it is unknown."""
         if self._functional is not None:
             written = {argument.name for argument in self._definition.schema.mutated}
             kwargs = {name: value for name, value in kwargs.items() if name not in written}
             return self._functional._flops(args, kwargs)  # type: ignore[no-any-return]
         given = completer(self._definition.schema)(args, kwargs)
-        return self._rules.flops.count(self._rules.reference, self._rules.shapes, *given)
+        return self._rules.flops.count(self._rules.reference, *given)

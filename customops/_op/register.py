@@ -1,17 +1,16 @@
-"""The methods of an op that register its rules, and the table of them."""
+"""The methods of an op that register its rules."""
 
 from __future__ import annotations
 
 import functools
-import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import Any, Concatenate, Literal, NamedTuple, overload
+from typing import Any, Concatenate, Literal, Never, overload
 
 import torch
 from torch import Tensor
-from typing_extensions import Never, Unpack
+from typing_extensions import Unpack
 
 from customops import _torch
 from customops._codegen.choice import taking
@@ -20,9 +19,7 @@ from customops._dispatch.names import DeviceTypes, device_list
 from customops._dispatch.preference import prefer
 from customops._dispatch.registrations import Registration, lock
 from customops._dispatch.scopes import Constraints, GradientIs, Sample, record_in_scope, samples_of, samples_with
-from customops._op.autotune import Tuned, autotune
 from customops._op.callback_types import (
-    DeclaredF,
     Decorator,
     F,
     Items,
@@ -42,47 +39,14 @@ from customops._op.callback_types import (
     Vary,
     YieldsArguments,
 )
-from customops._op.definitions import check_choice
 from customops._op.formulas import RegisterFormulas
 from customops._rules.compilers import When
-from customops._rules.fake import declared
+from customops._rules.fake import of_kernel
 from customops._rules.out import samples_with_out
 from customops._schema.model import Names
-from customops.errors import ArgumentError, RegistrationError, UnsupportedError, did_you_mean, entries
+from customops.errors import ArgumentError, RegistrationError, UnsupportedError, check_choice, did_you_mean, entries
 
 __tracebackhide__ = True  # pytest leaves the frames out
-
-
-class Registering(NamedTuple):
-    """What is known of a method that registers something."""
-
-    #: Where the function stands among the arguments; None: it takes none.
-    function: int | None
-    #: Does it define a lazy op? Compilers need a pattern before they meet the op.
-    defines: bool = False
-
-
-#: The registrations that a lazy op remembers until it is defined, and that have no effect on `customops.Undefined`.
-REGISTRATIONS: dict[str, Registering] = {
-    "register_kernel": Registering(1),
-    "register_fake": Registering(0),
-    "register_out": Registering(0),
-    "register_autograd": Registering(0),
-    "register_jvp": Registering(0),
-    "register_autograd_from": Registering(0),
-    "register_reference": Registering(0),
-    "register_flops": Registering(0),
-    "register_shapes": Registering(None),
-    "register_autocast": Registering(None),
-    "register_vmap": Registering(0),
-    "register_torch_dispatch": Registering(1),
-    "register_sharding": Registering(0),
-    "register_effect": Registering(None),
-    "register_samples": Registering(0),
-    "register_decomposition": Registering(0),
-    "register_lowering": Registering(0),
-    "register_replacement": Registering(0, defines=True),
-}
 
 
 @entries
@@ -134,8 +98,10 @@ class Register(RegisterFormulas[P, R]):
             decomposition = self._lowering.kernel(fn, "decomposition")
             if callable(when):
                 raise UnsupportedError(
-                    "a predicate is supported only for ops whose parameters are one schema argument each",
+                    "when= cannot be a predicate for this op",
                     op=self._qualname,
+                    argument="when",
+                    expected="an op whose parameters are one schema argument each",
                     fix='when="inductor" or when="export"',
                 )
         self._register(lib, self._rules.decomposition.register, decomposition, when)
@@ -171,58 +137,6 @@ class Register(RegisterFormulas[P, R]):
         lowering = fn if self._lowering is None else self._lowering.kernel(fn, "lowering")
         self._register(lib, self._rules.inductor_lowering.register, lowering)
         return fn
-
-    @overload
-    def register_replacement(
-        self, pattern: None = None, /, *, samples: YieldsArguments | None = None, lib: Lib = None
-    ) -> Any: ...
-    @overload
-    def register_replacement(self, pattern: F, /, *, samples: YieldsArguments | None = None, lib: Lib = None) -> F: ...
-    def register_replacement(
-        self, pattern: Fn | None = None, /, *, samples: YieldsArguments | None = None, lib: Lib = None
-    ) -> Any:
-        """Register plain torch code, the pattern, that inductor replaces by a call of the op wherever it occurs.
-
-        Inductor replaces the pattern in graphs without gradients. It also does so in graphs with gradients if the op
-        has a gradient formula and nothing else uses the intermediate results. Code compiled earlier does not change.
-        `customops.check` compares the pattern with the op.
-
-        Args:
-            pattern: takes the arguments of the op, and computes its results. Tensors and floats match any value; other
-                arguments must have their defaults.
-            samples: a function that yields arguments, as for `register_samples`. Their dtypes and numbers of dimensions
-                are those that the pattern matches. None: the samples of the op.
-            lib: the registration ends when this library is destroyed.
-
-        Raises:
-            UnsupportedError: the op mutates an argument, or has an argument without a default that is neither a tensor
-                nor a float.
-            RegistrationError: there are no samples.
-            CallbackError: `pattern` cannot be called with the op's arguments.
-
-        Example:
-            >>> @rms_norm.register_replacement
-            ... def _(x, weight, eps):
-            ...     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight
-        """
-        if pattern is None:
-            return functools.partial(self.register_replacement, samples=samples, lib=lib)
-        if self._lowering is not None:
-            raise UnsupportedError(
-                "register_replacement needs an op whose parameters are one schema argument each", op=self._qualname
-            )
-        if samples is None and self._samples is None:
-            raise RegistrationError(
-                "register_replacement needs samples: they say which tensors the pattern is traced with",
-                op=self._qualname,
-                fix="op.register_samples(fn) before, or samples=fn here",
-            )
-        found = self.samples if samples is None else functools.partial(samples_of, samples, self._qualname)
-        formulas_of_op = self._rules.autograd.formulas
-        self._register(
-            lib, self._rules.replacement.register, pattern, self, found, lambda: "backward" in formulas_of_op
-        )
-        return pattern
 
     # Kernels ----------------------------------------------------------------------------------------------------
 
@@ -334,34 +248,6 @@ class Register(RegisterFormulas[P, R]):
                 )
         return prefer({self._qualname: names})
 
-    def autotune(
-        self,
-        samples: Iterable[Any] | None = None,
-        kernels: Sequence[str] | None = None,
-        *,
-        file: str | os.PathLike[str] | None = None,
-    ) -> list[Tuned]:
-        """Measure the kernels of the op, and let the fastest for such arguments count in this process from now on.
-
-        Kernels whose results differ from those of the reference, or else of the first kernel, are left out, and
-        logged. In a process group each rank is to call it: rank 0 measures, and all take its choices.
-
-        Args:
-            samples: arguments, as `register_samples` takes them. None: the op's samples.
-            kernels: the names of those to be measured. None: all.
-            file: the choices are put into this file, too; see `customops.tuned`.
-
-        Returns:
-            a choice for each bucket of arguments that the samples are in; ``.seconds`` are those of a call.
-
-        Raises:
-            RegistrationError: there is nothing to choose, or the ranks have different files.
-
-        Example:
-            >>> double.autotune([(torch.randn(64, n),) for n in (128, 4096)], file="tuned.toml")
-        """
-        return autotune(self, samples, kernels, file)
-
     def set_kernel_enabled(self, device_type: str, enabled: bool = True) -> AbstractContextManager[None]:
         """Context manager that disables (or enables) the kernel of a device type.
 
@@ -397,15 +283,14 @@ class Register(RegisterFormulas[P, R]):
     @overload
     def register_fake(self: OpFor[Never], fn: F, /, *, lib: Lib = None, allow_override: bool = True) -> F: ...
     @overload
-    def register_fake(self, fn: DeclaredF, /, *, lib: Lib = None, allow_override: bool = True) -> DeclaredF: ...
+    def register_fake(self, fn: Literal["kernel"], /, *, lib: Lib = None, allow_override: bool = True) -> str: ...
     def register_fake(self, fn: Any = None, /, *, lib: Lib = None, allow_override: bool = True) -> Any:
         """Register the fake impl, which runs on tensors without data: fake tensors (compile, export), meta tensors.
 
         Args:
             fn: takes the arguments of the op, and returns tensors of the right shape, strides, dtype and device.
-                For sizes that depend on data, see `get_ctx`. Instead of a function, pass the result of `like` (a tuple
-                of these for several returns), or "kernel" if the op's function calls only torch's ops and also runs on
-                tensors without data. Without `fn`, a decorator is returned.
+                For sizes that depend on data, see `get_ctx`. "kernel" is the op's function, if it calls only torch's
+                ops and also runs on tensors without data. Without `fn`, a decorator is returned.
             lib: the registration ends when this library is destroyed; an earlier one then applies again.
             allow_override: if False, raise if the op already has a fake impl.
 
@@ -417,12 +302,11 @@ class Register(RegisterFormulas[P, R]):
             >>> @double.register_fake
             ... def _(x):
             ...     return torch.empty_like(x)
-            >>> double.register_fake(like("x"))
         """
         if fn is None:
             return functools.partial(self.register_fake, lib=lib, allow_override=allow_override)
         if not callable(fn):
-            fake = declared(fn, self._definition.spec)
+            fake = of_kernel(fn, self._definition.spec)
         else:
             fake = fn if self._lowering is None else self._lowering.kernel(fn, "fake impl")
         self._register(lib, self._rules.fake.register, fake, allow_override)
@@ -478,7 +362,7 @@ class Register(RegisterFormulas[P, R]):
             return functools.partial(self.register_out, device_types=devices, inplace=inplace, lib=lib)
 
         def register() -> Registration:  # the rule is made then, and not where the op or `lib` is refused
-            return self._rules.out.register(self, self._owner.add, devices, fn, inplace)
+            return self._rules.out.register(self, self._owner._add, devices, fn, inplace)
 
         with lock:
             self._register(lib, register)

@@ -2,41 +2,35 @@
 
 from __future__ import annotations
 
-import atexit
 import functools
 import logging
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Literal, ParamSpec, TypedDict, TypeVar, cast, overload
+from typing import Any, Literal, ParamSpec, TypeVar, cast, overload
 
 import torch
 from typing_extensions import Unpack
 
 from customops import _describe, _torch
-from customops._dispatch import names, preference
+from customops._dispatch import names
 from customops._dispatch.callbacks import Fn
-from customops._dispatch.names import Callback, Name, dispatch_keys, find_op, own_name
+from customops._dispatch.names import Name, dispatch_keys, find_op, own_name
 from customops._dispatch.operator import OperatorHandle, OpSpec, check_library, define_in
-from customops._dispatch.registrations import Registration, Undo, lock
-from customops._dispatch.results import VALUES, CheckPolicy, expected
-from customops._dispatch.scopes import in_scope, open_scope, outside_scopes, record_in_scope
+from customops._dispatch.registrations import Registration, lock
+from customops._dispatch.scopes import in_scope, open_scope, record_in_scope
 from customops._op.callback_types import Lib
 from customops._op.definitions import (
     SIGNATURE,
-    ComputingOptions,
+    DefinitionOptions,
     OnConflict,
     OpOptions,
-    PlainOptions,
-    check_choice,
     spec_of,
 )
 from customops._op.op import (
     AnyOp,
     CustomOpDef,
-    DeclaredOp,
     Ops,
-    Undefined,
     check_spec,
     conflict,
     destroyed,
@@ -44,7 +38,6 @@ from customops._op.op import (
     place,
     replaced,
 )
-from customops._schema.infer import line_of_hints
 from customops._schema.model import Names, Schema
 from customops._schema.parse import check_nameless, parse
 from customops._schema.tags import Tags, normalize_tags
@@ -53,11 +46,10 @@ from customops.errors import (
     CallbackError,
     DefinitionError,
     RegistrationError,
-    asked_for_at,
     brief,
+    check_choice,
     entries,
     entry,
-    location_of,
     misused,
     name_of,
     user_source,
@@ -71,20 +63,6 @@ F = TypeVar("F", bound=Callable[[CustomOpDef[Any, Any]], object])
 #: What `Registry.impl` does where there is a kernel.
 ImplConflict = Literal["replace", "error", "skip"]
 
-#: What becomes of a callback of `Registry.when_defined` whose op was not there when the process ended.
-IfNever = Literal["skip", "report"]
-
-
-class Configured(TypedDict, total=False):
-    """What `Registry.configure` takes. None gives an option back to what each op says."""
-
-    check: CheckPolicy | None
-    bypass: bool | None
-    eager: bool | None
-    direct_in_graphs: bool | None
-    choose_when_traced: bool | None
-
-
 log = logging.getLogger("customops")
 
 
@@ -96,7 +74,7 @@ class Registry(Ops, _describe.Listed):
     There is one dispatcher per process, so two registries cannot hold ops of the same name.
 
     Args:
-        direct_in_graphs, lazy: defaults for the options of `custom_op` of these names.
+        direct_in_graphs: the default of the option of `custom_op` of this name.
 
     Example:
         >>> registry = Registry()
@@ -106,14 +84,12 @@ class Registry(Ops, _describe.Listed):
         >>> registry.clear()
     """
 
-    def __init__(self, *, direct_in_graphs: bool = True, lazy: bool = False) -> None:
+    def __init__(self, *, direct_in_graphs: bool = True) -> None:
         super().__init__()
-        for option, value in (("direct_in_graphs", direct_in_graphs), ("lazy", lazy)):
-            if not isinstance(value, bool):
-                raise DefinitionError(f"{option} of a Registry must be True or False", got=brief(value))
+        if not isinstance(direct_in_graphs, bool):
+            raise DefinitionError("direct_in_graphs of a Registry must be True or False", got=brief(direct_in_graphs))
         self.direct_in_graphs = direct_in_graphs
-        self.lazy = lazy
-        #: Kernels that came before their op, and callbacks of `when_defined`.
+        #: Kernels that were registered before their op.
         self._waiting: list[Registration] = []
 
     def __iter__(self) -> Iterator[CustomOpDef[Any, Any]]:
@@ -142,18 +118,12 @@ class Registry(Ops, _describe.Listed):
 
     @overload
     def custom_op(
-        self, name: str, fn: None = None, /, **options: Unpack[ComputingOptions]
-    ) -> Callable[[Callable[..., R]], CustomOpDef[..., R]]: ...
-    @overload
-    def custom_op(
-        self, name: str, fn: Callable[..., R], /, **options: Unpack[ComputingOptions]
-    ) -> CustomOpDef[..., R]: ...
-    @overload
-    def custom_op(
-        self, name: str, fn: None = None, /, **options: Unpack[PlainOptions]
+        self, name: str, fn: None = None, /, **options: Unpack[DefinitionOptions]
     ) -> Callable[[Callable[P, R]], CustomOpDef[P, R]]: ...
     @overload
-    def custom_op(self, name: str, fn: Callable[P, R], /, **options: Unpack[PlainOptions]) -> CustomOpDef[P, R]: ...
+    def custom_op(
+        self, name: str, fn: Callable[P, R], /, **options: Unpack[DefinitionOptions]
+    ) -> CustomOpDef[P, R]: ...
     def custom_op(self, name: str, fn: Callable[..., Any] | None = None, /, **options: Any) -> Any:
         """Turn a typed Python function into a dispatcher operator.
 
@@ -161,17 +131,15 @@ class Registry(Ops, _describe.Listed):
             name: ``namespace::name``, or ``namespace::name.overload``.
             fn: the function. Without it, a decorator is returned.
             mutates_args: names of the arguments that the function writes to, or "unknown" if it may write to every
-                tensor. None: those annotated with `Mutates`, or marked in `schema`.
+                tensor. None: those annotated with `Mut`, or marked in `schema`.
             device_types: the device types, as "cpu", that the function is the kernel for. None: all.
             schema: e.g. ``"(Tensor x) -> Tensor"``. None: inferred from the type hints.
             tags: members of `torch.Tag`. Ops that return the tensors they write to have ``Tag.inplace`` or ``Tag.out``.
-            layout: the strides of the tensors that inductor passes: "exact_strides" (those of eager mode, torch's
-                default), "needs_contiguous", "stride_order" or "flexible".
             on_conflict: what to do if an op of this name exists: "replace" it; raise an "error"; "reuse" it if schema
                 and tags are equal, and raise if not; or "skip" the definition and return that op, whoever defined it.
             check: when to check that results have the types of the schema and do not alias arguments: "always", the
-                default, in the "first" call of each kernel, or "never". `configure` and environment variables
-                (``CUSTOMOPS_CHECK``, ``CUSTOMOPS_BYPASS``, ...) override this and the next three.
+                default, in the "first" call of each kernel, or "never". Environment variables (``CUSTOMOPS_CHECK``,
+                ``CUSTOMOPS_BYPASS``, ...) override this and the next four, when the op is defined.
             bypass: calls of the object skip the dispatcher if no gradient, mode, transform or autocast needs it.
             eager: like `bypass`, with the function as it is: results are not checked, and lists are not copied.
             direct_in_graphs: code generated by inductor calls the kernel directly. None: the registry's setting.
@@ -181,17 +149,11 @@ class Registry(Ops, _describe.Listed):
             kernel_calls_torch: False if kernels call no torch function but to allocate, view, copy or fill tensors, as
                 a raw CUDA, Triton or C launch. A call is faster: the gradient mode and the autocast state are left as
                 they are. The first call of each kernel checks it, unless `check` is "never".
-            computed_args: for arguments that calls leave out, functions that compute them from others, which they take
-                by name. Compilers trace these functions.
             reference: a plain PyTorch function that computes what the op does, from which the fake impl, gradients and
                 more follow: see `register_reference`. True: the op's function is one.
-            shapes: the shapes of the tensors, as ``"n k, k m -> n m"``, from which validation, the fake impl and more
-                follow: see `register_shapes`. True: the hints say them, as ``Annotated[Tensor, "n k"]``.
-            when: a bool, or a function that returns one. If False, no op is defined, and calls run the function.
             differentiable: False for an op whose results never require grad, or a flag for each return.
             nondiff_args: names of tensors that get no gradient, even if they require grad.
             lib: the op is removed with this library, which must have its namespace. None: with the registry.
-            lazy: define the op, and register its rules, on first use. None: the registry's setting.
 
         Raises:
             SchemaError: the function's hints, or `schema`, make no schema, or contradict `mutates_args`.
@@ -221,57 +183,38 @@ class Registry(Ops, _describe.Listed):
         qualname, on_conflict = name.qualname, given.on_conflict
         if not callable(fn):
             raise DefinitionError("custom_op decorates a function", op=qualname, got=brief(fn))
-        wanted = given.when() if callable(given.when) else given.when
-        if not isinstance(wanted, bool):
-            raise DefinitionError(
-                "when must be True or False, or a function that returns one", op=qualname, got=brief(wanted)
-            )
-        if not wanted:
-            return Undefined(qualname, fn, given.computed_args)
         with lock:
-            declared = names.declared(qualname)
-            is_defined = _torch.library.is_defined(name.packet, name.overload)
-            is_there = declared is not None or is_defined
+            is_there = _torch.library.is_defined(name.packet, name.overload)
             if on_conflict == "skip" and is_there:
-                return declared or self.adopt(qualname)
-            is_lazy = self.lazy if given.lazy is None else given.lazy
+                return self.adopt(qualname)
             old = None
-            if is_there and (given.reference or given.shapes):  # what comes back if these are refused
+            if is_there and given.reference:  # the op that comes back if the reference is refused
                 known = _torch.library.torch_op_of(qualname)
                 old = known if isinstance(known, CustomOpDef) else None
-            if is_lazy and (not is_there or (on_conflict == "replace" and not is_defined)):
-                if declared is not None:
-                    declared._owner.drop(declared, replaced(qualname, location_of(fn), fn))
-                op: AnyOp = DeclaredOp(self, name, fn, functools.partial(spec_of, name, fn, given))
-                self.enter(op, functools.partial(end, op, declared))
+            spec = spec_of(name, fn, given)
+            if not is_there:
+                op = self._add(spec)
+            elif on_conflict == "replace":
+                op = self._replace(spec)
+            elif on_conflict == "reuse":
+                old, at = _torch.library.torch_op_of(qualname), where(fn)
+                if not isinstance(old, CustomOpDef):
+                    reason = "it was not made by custom_op, so it cannot be reused"
+                    raise conflict(qualname, reason, "choose another name", at)
+                fix = 'on_conflict="replace", or another name'
+                _check_same(old, spec.schema, spec.tags, fix, at)
+                if old._definition.spec.signature != spec.signature:
+                    raise conflict(qualname, "on_conflict='reuse' needs the same types", fix, at)
+                return old
             else:
-                spec = spec_of(name, fn, given)
-                if not is_there:
-                    op = self.add(spec)
-                elif on_conflict == "replace":
-                    op = self._replace(spec)
-                elif on_conflict == "reuse":
-                    old, at = _torch.library.torch_op_of(qualname), where(fn)
-                    if not isinstance(old, CustomOpDef):
-                        reason = "it was not made by custom_op, so it cannot be reused"
-                        raise conflict(qualname, reason, "choose another name", at)
-                    fix = 'on_conflict="replace", or another name'
-                    _check_same(old, spec.schema, spec.tags, fix, at)
-                    if old._definition.spec.signature != spec.signature:
-                        raise conflict(qualname, "on_conflict='reuse' needs the same types", fix, at)
-                    return old
-                else:
-                    fix = 'on_conflict="replace", "reuse" or "skip", or another name'
-                    raise conflict(qualname, "on_conflict='error'", fix, where(fn))
-            try:
-                if given.shapes is not None:
-                    said = line_of_hints(fn, qualname) if given.shapes is True else given.shapes
-                    op.register_shapes(cast(Any, said))
-                if given.reference is not None:
+                fix = 'on_conflict="replace", "reuse" or "skip", or another name'
+                raise conflict(qualname, "on_conflict='error'", fix, where(fn))
+            if given.reference is not None:
+                try:
                     op.register_reference(cast(Fn, fn if given.reference is True else given.reference))
-            except BaseException:
-                end(op, old)
-                raise
+                except BaseException:
+                    end(op, old)
+                    raise
             if given.lib is not None:
                 Registration(functools.partial(end, op)).end_with(given.lib)
         return op
@@ -289,21 +232,16 @@ class Registry(Ops, _describe.Listed):
             _torch.library.destroy_library(library)
             if overload is not None:
                 _torch.library.retire_overload(overload, replaced(spec.qualname, spec.place, spec.fn))
-            return self.add(spec)
+            return self._add(spec)
         is_new = old.source != spec.source and not in_scope(self)  # else the same code runs again
-        dropped = ""
-        if is_new and old._declaration is not None:  # it is not defined to be replaced
-            dropped = ", ".join(f"{each.method} ({each.source})" for each in old._declaration.remembered)
-        elif is_new:
-            dropped = old.describe()._registrations()
-        old._owner.drop(old, replaced(spec.qualname, spec.place, spec.fn))
+        dropped = old.describe()._registrations() if is_new else ""
+        old._owner._drop(old, replaced(spec.qualname, spec.place, spec.fn))
         try:
             op = self._define_op(spec)
         except BaseException:
-            old._owner.restore(old)
+            old._owner._restore(old)
             raise
-        if old._declaration is None:
-            op._rules.fake.follow(old._rules.fake, spec.source)
+        op._rules.fake.follow(old._rules.fake, spec.source)
         if dropped:
             problem = "%s: defined again at %s, which drops what was registered: %s"
             log.warning(problem, spec.qualname, spec.source, dropped)
@@ -312,7 +250,7 @@ class Registry(Ops, _describe.Listed):
             if new != before and "<lambda>" not in (new, before):  # else the same function, changed
                 text = "%s: %s (%s) takes the place of %s (%s); two ops need two names"
                 log.warning(text, spec.qualname, new, spec.source, before, old.source)
-        self.enter(op, functools.partial(end, op, old))
+        self._enter(op, functools.partial(end, op, old))
         return op
 
     # Defining an op by its schema, and kernels without a wrapper --------------------------------------------------
@@ -344,7 +282,6 @@ class Registry(Ops, _describe.Listed):
         name.check_new()
         check_nameless(schema, name.qualname)
         check_choice("on_conflict", on_conflict, OnConflict, name.qualname, DefinitionError)
-        names.look_up(name.packet, is_use=False)
         with lock:
             old = None
             found = _torch.library.find_overload(name.packet, name.overload)
@@ -371,19 +308,18 @@ class Registry(Ops, _describe.Listed):
                         fix="replace it without lib=, or outside the scope",
                     )
             if old is not None:
-                old._owner.drop(old, replaced(name.qualname, user_source()))
+                old._owner._drop(old, replaced(name.qualname, user_source()))
             try:
                 if lib is not None:
                     define_in(lib, name, schema, all_tags)
-                    names.defined(name.packet)
                 else:
                     operator = OperatorHandle.define_from_text(name, schema, all_tags, user_source())
                     op: AnyOp = CustomOpDef(self, name)
                     op._become(operator)
-                    self.enter(op, functools.partial(end, op, old))
+                    self._enter(op, functools.partial(end, op, old))
             except BaseException:
                 if old is not None and not names.exists(name):
-                    old._owner.restore(old)
+                    old._owner._restore(old)
                 raise
 
     def impl(
@@ -395,8 +331,7 @@ class Registry(Ops, _describe.Listed):
         See `register_kernel` for kernels that are wrapped.
 
         Args:
-            qualname: the op. If it is not defined yet, the kernel takes effect when it is; if it never is, a
-                warning says so at the end.
+            qualname: the op. If it is not defined yet, the kernel takes effect when it is.
             types: a dispatch key ("CPU", "AutogradCUDA"), a device type ("cpu"), "default" (every device), or several.
             func: the kernel, or ``torch.library.fallthrough_kernel``. Without it, a decorator is returned.
             lib: the kernel is removed with this library. None: with the op, or with the registry.
@@ -415,7 +350,6 @@ class Registry(Ops, _describe.Listed):
         if not callable(func):
             raise CallbackError("the kernel must be callable", op=qualname, got=brief(func), where=user_source())
         name = Name.parse(qualname)
-        names.look_up(name.packet, is_use=False)
         with lock:
             if on_conflict != "replace" and _torch.dispatcher.is_known(name.qualname):
                 taken = [key for key in keys if _torch.dispatcher.has_kernel(name.qualname, key)]
@@ -432,18 +366,13 @@ class Registry(Ops, _describe.Listed):
                 op._register(lib, op._rules.raw.register, keys, func)
             elif keys:
                 library = lib or Library(name.namespace, "FRAGMENT")
-                preference.expect(user_source(), name.qualname)
                 if lib is None:
-                    self._wait(functools.partial(_torch.library.destroy_library, library))
+                    registration = Registration(functools.partial(_torch.library.destroy_library, library))
+                    self._waiting.append(registration)
+                    record_in_scope(self, registration)
                 for key in keys:
                     library.impl(name.qualname, func, key)  # the full name: torch refuses that of another namespace
         return func
-
-    def _wait(self, undo: Undo) -> None:
-        """Something was registered for an op that is not there yet."""
-        registration = Registration(undo)
-        self._waiting.append(registration)
-        record_in_scope(self, registration)
 
     # Ops of others ------------------------------------------------------------------------------------------------
 
@@ -466,7 +395,7 @@ class Registry(Ops, _describe.Listed):
                 if isinstance(known, CustomOpDef) and known._opoverload is found:
                     return known
             if stale is not None:  # of an op that is gone, redefined by its owner
-                self.drop(stale)
+                self._drop(stale)
             operator = OperatorHandle.attach(found, user_source())
             adopted: AnyOp = CustomOpDef(self, operator.name)
             self._adopted[qualname] = adopted._become(operator)
@@ -488,111 +417,7 @@ class Registry(Ops, _describe.Listed):
                     op._definition.removed = error = destroyed(qualname)
                     op._definition.recompile()
                     _torch.library.disconnect_overload(op._opoverload, error)
-                    _torch.library.forget_packets([qualname])  # torch 2.11 does not where a library is collected
                     op._compute_entry()
-
-    @overload
-    def when_defined(self, qualname: str, fn: None = None, /, *, if_never: IfNever = "skip") -> Callable[[F], F]: ...
-    @overload
-    def when_defined(self, qualname: str, fn: F, /, *, if_never: IfNever = "skip") -> F: ...
-    def when_defined(self, qualname: str, fn: Any = None, /, *, if_never: IfNever = "skip") -> Any:
-        """Call ``fn(op)`` now if the op is defined, or else as soon as it is defined.
-
-        `fn` is called right after customops or `torch.library.custom_op` defines the op, or a shared library that does
-        is loaded. An op defined in another way is found on its first lookup in ``torch.ops``; `fn` is called before the
-        lookup returns. For a lazy op, `fn` is called when the op is actually defined. `fn` is called once, even if the
-        op is defined again.
-
-        Args:
-            qualname: ``namespace::name``, or ``namespace::name.overload``.
-            fn: takes the `CustomOpDef` of the op, as `adopt` returns it. Without it, a decorator is returned.
-            if_never: "report": log a warning at exit if `fn` was never called; "skip": do not.
-
-        Raises:
-            DefinitionError: `qualname` is not a valid name of an op.
-            RegistrationError: `if_never` has an invalid value, `fn` is not callable, or `fn` raised. An error in `fn`
-                is raised here, or where the op is defined.
-
-        Example:
-            >>> @when_defined("mylib::double")
-            ... def _(op):
-            ...     op.register_kernel("cuda", double_cuda)
-        """
-        name = Name.parse(qualname)
-        check_choice("if_never", if_never, IfNever, qualname, RegistrationError)
-        if fn is None:
-            return functools.partial(self.when_defined, qualname, if_never=if_never)
-        if not callable(fn):
-            raise RegistrationError("when_defined takes a function", op=qualname, got=brief(fn))
-        source = user_source()
-        if names.is_defined(name.qualname):
-            Callback(name.qualname, lambda: fn(self.adopt(name.qualname)), source)()
-            return fn
-
-        def call_later() -> None:
-            with outside_scopes(), asked_for_at(source):
-                fn(self.adopt(name.qualname))
-
-        callback = Callback(name.qualname, call_later, source)
-        names.call_when_defined(callback)
-        self._wait(functools.partial(names.cancel, callback))
-        if if_never == "report":
-            _reported.append(callback)
-        return fn
-
-    # Options of all ops of a namespace ----------------------------------------------------------------------------
-
-    def configure(self, namespace: str, **options: Unpack[Configured]) -> None:
-        """Override options of all ops of a namespace in this registry, also of ops that are defined later.
-
-        The setting takes effect immediately. It overrides the options given to `custom_op`; environment variables
-        override it. Inside `scope` it ends with the scope. For adopted ops, only `check` applies.
-
-        Args:
-            namespace: the namespace of the ops, as in ``namespace::name``.
-            options: ``check``, ``bypass``, ``eager``, ``direct_in_graphs`` and ``choose_when_traced``, as for
-                `custom_op`. None ends the override of an option. Options that are left out do not change.
-
-        Raises:
-            DefinitionError: an option has an invalid value. Nothing is changed.
-
-        Example:
-            >>> default_registry.configure("mylib", check="never", bypass=True)
-        """
-        if not isinstance(namespace, str) or not namespace.isidentifier():
-            raise DefinitionError(
-                "configure takes the name of a namespace", got=brief(namespace), fix='registry.configure("mylib", ...)'
-            )
-        given: dict[str, Any] = dict(options)
-        for option, value in given.items():
-            if option not in VALUES:
-                raise DefinitionError(
-                    "configure has no such option", op=namespace, expected=", ".join(VALUES), got=option
-                )
-            if value is not None and not any(value is each for each in VALUES[option].values()):
-                raise DefinitionError(
-                    f"{option}= has an invalid value",
-                    op=namespace,
-                    expected=f"{expected(option) if option == 'check' else 'True, False'}, or None: as each op says",
-                    got=brief(value),
-                )
-        with lock:
-            before = self._settings.get(namespace, {})
-            undo = functools.partial(self._configure, namespace, {option: before.get(option) for option in given})
-            try:
-                self._configure(namespace, given)
-            except BaseException:
-                undo()
-                raise
-            record_in_scope(self, Registration(undo))
-
-    def _configure(self, namespace: str, given: dict[str, Any]) -> None:
-        """Others stay as they are: another thread may have set them inside a scope of this one."""
-        settings = self._settings.get(namespace, {}) | given
-        self._settings[namespace] = {option: value for option, value in settings.items() if value is not None}
-        for op in [*self._ops.values(), *self._adopted.values()]:
-            if op._qualname.partition("::")[0] == namespace:
-                self.apply_settings(op)
 
     # Lifetime -----------------------------------------------------------------------------------------------------
 
@@ -610,12 +435,11 @@ class Registry(Ops, _describe.Listed):
         """Remove every op of this registry, and everything it registered on other ops."""
         with lock:
             for op in reversed([*self._adopted.values(), *self._ops.values()]):
-                self.drop(op)
+                self._drop(op)
             while self._waiting:
                 self._waiting.pop().unregister()
-            self._settings.clear()
 
-    def reduce(self, qualname: str) -> tuple[Any, ...]:
+    def _reduce(self, qualname: str) -> tuple[Any, ...]:
         """How an op is pickled: by its name, whatever the registry; the process that loads it defines it first."""
         return _load, (qualname,)
 
@@ -632,18 +456,6 @@ def _check_same(old: AnyOp, schema: Schema, tags: tuple[torch.Tag, ...], fix: st
             expected=f"{old.schema} {sorted(map(str, known)) or ''}",
             got=f"{schema} {sorted(map(str, tags)) or ''}",
         )
-
-
-#: The callbacks of `Registry.when_defined` to report at exit, if they still wait.
-_reported: list[Callback] = []
-
-
-@atexit.register
-def _report() -> None:
-    for callback in _reported:
-        if names.is_waiting(callback):
-            text = "%s was never defined: what when_defined was given at %s was not called"
-            log.warning(text, callback.qualname, callback.source)
 
 
 def _load(qualname: str) -> AnyOp:

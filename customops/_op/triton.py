@@ -12,7 +12,7 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from customops import _torch
-from customops._op.definitions import ComputingOptions, DefinitionOptions, PlainOptions
+from customops._op.definitions import DefinitionOptions
 from customops._op.op import CustomOpDef
 from customops._op.registry import Registry, default
 from customops.errors import ArgumentError, DefinitionError, UnsupportedError, brief
@@ -26,19 +26,11 @@ _interpreter = threading.RLock()
 
 @overload
 def triton_op(
-    name: str, fn: None = None, /, *, registry: Registry = default, **options: Unpack[ComputingOptions]
-) -> Callable[[Callable[..., R]], CustomOpDef[..., R]]: ...
-@overload
-def triton_op(
-    name: str, fn: Callable[..., R], /, *, registry: Registry = default, **options: Unpack[ComputingOptions]
-) -> CustomOpDef[..., R]: ...
-@overload
-def triton_op(
-    name: str, fn: None = None, /, *, registry: Registry = default, **options: Unpack[PlainOptions]
+    name: str, fn: None = None, /, *, registry: Registry = default, **options: Unpack[DefinitionOptions]
 ) -> Callable[[Callable[P, R]], CustomOpDef[P, R]]: ...
 @overload
 def triton_op(
-    name: str, fn: Callable[P, R], /, *, registry: Registry = default, **options: Unpack[PlainOptions]
+    name: str, fn: Callable[P, R], /, *, registry: Registry = default, **options: Unpack[DefinitionOptions]
 ) -> CustomOpDef[P, R]: ...
 def triton_op(
     name: str, fn: Any = None, /, *, registry: Registry = default, **options: Unpack[DefinitionOptions]

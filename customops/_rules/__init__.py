@@ -1,4 +1,4 @@
-"""The rules of an op, of each kind one."""
+"""The rules of an op: one object for each kind of rule."""
 
 from __future__ import annotations
 
@@ -10,27 +10,25 @@ from customops._autograd.recompute import RecomputedFormula
 from customops._autograd.rule import AutogradRule
 from customops._dispatch.callbacks import Fn
 from customops._dispatch.operator import OperatorHandle
-from customops._dispatch.registrations import Registration, all_or_none
+from customops._dispatch.registrations import Registration, RegistrationGroup, all_or_none
 from customops._rules import compilers, functionalization
 from customops._rules.autocast import AutocastRule
-from customops._rules.compilers import DecompositionRule, InductorLoweringRule, ReplacementRule
-from customops._rules.cost import FlopsRule
-from customops._rules.derived_sharding import DerivedRule
+from customops._rules.compilers import COMPILERS, DecompositionRule, InductorLoweringRule
 from customops._rules.fake import FakeRule
+from customops._rules.flops import FlopsRule
 from customops._rules.functionalization import EffectRule, TorchDispatchRule
 from customops._rules.kernel import KernelRule, RawRule
 from customops._rules.out import OutRule
 from customops._rules.reference import Reference, ReferenceOptions, ReferenceRule
-from customops._rules.shapes import Shapes, ShapesRule
-from customops._rules.sharding import LineRule, ShardingRule
-from customops._rules.vmap import BY_REFERENCE, VmapRule
+from customops._rules.sharding import ShardingRule
+from customops._rules.vmap import VmapRule
 from customops._schema.model import names_in
 from customops._torch.schema import Tag
 
 R = TypeVar("R")
 
 #: The rules by which compilers put other code in the place of the op.
-_FOR_COMPILERS = (DecompositionRule, InductorLoweringRule, ReplacementRule)
+_FOR_COMPILERS = (DecompositionRule, InductorLoweringRule)
 
 #: The rules that are made on first use and that compilers see: all of them but `out`.
 _TRACED = (RawRule, AutocastRule, EffectRule, TorchDispatchRule, ShardingRule, *_FOR_COMPILERS)
@@ -60,20 +58,20 @@ class Rules:
     torch_dispatch = _OnFirstUse(TorchDispatchRule)
     decomposition = _OnFirstUse(DecompositionRule)
     inductor_lowering = _OnFirstUse(InductorLoweringRule)
-    replacement = _OnFirstUse(ReplacementRule)
     sharding = _OnFirstUse(ShardingRule)
     out = _OnFirstUse(OutRule)
     flops = _OnFirstUse(FlopsRule)
     references = _OnFirstUse(ReferenceRule)
-    lines = _OnFirstUse(ShapesRule)
 
     def __init__(self, fake: FakeRule | None = None, autograd: AutogradRule | None = None) -> None:
         self.kernel = KernelRule()
         self.fake = fake or FakeRule()
         self.autograd = autograd or AutogradRule()
         self.vmap = VmapRule()
-        #: Those of the other kinds that were made.
+        #: The other kinds of rules that were made.
         self._others: dict[type, Any] = {}
+        #: The rules that the current reference gives.
+        self._derived: list[Registration] = []
 
     @property
     def has_out(self) -> bool:
@@ -90,78 +88,62 @@ class Rules:
         """The plain function of the op, if it has one."""
         return self.references.values.get(None) if ReferenceRule in self._others else None
 
-    @property
-    def shapes(self) -> Shapes | None:
-        """The line of the op, if it has one."""
-        return self.lines.values.get(None) if ShapesRule in self._others else None
-
-    def register_shapes(self, shapes: Shapes) -> Registration:
-        """Register a line, and what follows from it; if one fails, nothing."""
-        self.lines.line_changed = lambda: self.kernel.validate(self.shapes)
-        return all_or_none(self._following_line(shapes))
-
-    def _following_line(self, shapes: Shapes) -> Iterator[Registration]:
-        theirs = {} if self.operator.has_own_rules else _torch.dispatcher.registered_at(self.operator.qualname)
-        yield self.lines.set(None, shapes)
-        if not (self.fake.trivial() or "Meta" in theirs or self.operator.spec.traceable):
-            yield self.fake.set(None, shapes.fake, is_derived=True)
-        if shapes.line is not None and (shapes.parallel or shapes.reduces):
-            yield self.sharding.set(None, LineRule(shapes), is_derived=True)
-        if shapes.is_batched and "FuncTorchBatched" not in theirs:
-            yield self.vmap.set(None, shapes.vmap, is_derived=True)
-
     def register_reference(self, fn: Fn, options: ReferenceOptions) -> Registration:
-        """Register the plain function, and what follows from it; if one fails, nothing."""
-        return all_or_none(self._following(Reference(fn, self.operator, options.get("like")), options))
+        """Register the plain function, and the rules that it gives in the place of those that an earlier one gave."""
+        self.references.follow = self._follow
+        return self.references.set(None, Reference(fn, self.operator, options))
 
-    def _following(self, reference: Reference, options: ReferenceOptions) -> Iterator[Registration]:
-        """Register what follows from a reference. What others registered for an adopted op counts, too."""
-        operator, schema = self.operator, self.operator.schema
+    def _follow(self) -> None:
+        """Derive rules from the current reference, and from it alone."""
+        RegistrationGroup(self._derived).unregister()
+        self._derived = []
+        if self.reference is not None:
+            self._derived = all_or_none(self._given_by(self.reference)).members
+
+    def _given_by(self, reference: Reference) -> Iterator[Registration]:
+        """Register the rules that a reference gives, unless others registered such a rule for an adopted op."""
+        operator, schema, gives = self.operator, self.operator.schema, reference.gives
         theirs = {} if operator.has_own_rules else _torch.dispatcher.registered_at(operator.qualname)
-        known = _torch.library.made_by_torch(operator.qualname)  # which puts kernels at the keys without being asked
+        known = _torch.library.made_by_torch(operator.qualname)  # torch puts kernels at the keys of these ops by itself
         is_composite = "CompositeImplicitAutograd" in theirs
         has_fake = known.fake is not None if known is not None else "Meta" in theirs
         has_autograd = any(key.startswith("Autograd") for key in theirs)
         has_autograd = known.backward is not None if known is not None else has_autograd
-        yield self.references.set(None, reference)
-        yield self.kernel.follow(reference)
-        if not (self.fake.trivial() or is_composite or has_fake or operator.spec.traceable):  # that is traced itself
-            yield self.fake.set(None, reference.shown(reference.fake), is_derived=True)
-        if options.get("gradients", True) and not (has_autograd or is_composite):
-            yield from self._gradients(reference, options)
+        needs_fake = not (self.fake.trivial() or is_composite or has_fake or operator.spec.traceable)
         has_tensors = any(argument.holds_tensors for argument in schema.arguments)
-        if has_tensors and not (schema.is_view or is_composite or "FuncTorchBatched" in theirs):
-            yield self.vmap.derive(options.get("vmap", BY_REFERENCE), reference)
-        if schema.is_functional or schema.mutated:
-            yield self.sharding.set(None, DerivedRule(operator, reference), is_derived=True)
-        if options.get("autocast", False):
-            yield self.autocast.derive(reference)
-        decompose = options.get("decompose")
-        if decompose is not None:
-            yield self.decomposition.register(reference.fn, decompose, is_derived=True)
-        if options.get("on_other_devices", False):
+        yield self.kernel.follow(reference)
+        if "fake" in gives and needs_fake:
+            yield self.fake.set(None, reference.shown(reference.fake), is_derived=True)
+        if "gradients" in gives and not (has_autograd or is_composite):
+            yield from self._gradients(reference)
+        if "vmap" in gives and has_tensors and not (schema.is_view or is_composite or "FuncTorchBatched" in theirs):
+            yield self.vmap.derive(reference)
+        compilers = tuple(compiler for compiler in COMPILERS if compiler in gives)
+        if compilers:
+            yield self.decomposition.register(reference.fn, compilers, is_derived=True)
+        if "kernel" in gives:
             yield self.kernel.derive(reference)
 
-    def _gradients(self, reference: Reference, options: ReferenceOptions) -> Iterator[Registration]:
-        """Register the derivatives of a reference, of an op that can have some."""
-        operator, schema = self.operator, self.operator.schema
+    def _gradients(self, reference: Reference) -> Iterator[Registration]:
+        """Register the derivatives of a reference; without them, raise if `gives` was stated."""
+        operator, schema, options = self.operator, self.operator.schema, reference.options
         types = {argument.type for argument in schema.arguments if argument.holds_tensors}
-        if Tag.out in operator.tags or not (operator.differentiable.op and schema.is_differentiable):
-            return
-        if types <= {"Tensor[]?"}:  # which the dispatcher does not look into
-            return
-        nondiff_args, grads_of = (
-            names_in(options.get("nondiff_args", ()), "nondiff_args", operator.qualname),
-            options.get("grads_of"),
+        can_be_differentiated = (
+            Tag.out not in operator.tags
+            and operator.differentiable.op
+            and schema.is_differentiable
+            and not types <= {"Tensor[]?"}  # the dispatcher does not look into optional lists
         )
+        if not can_be_differentiated and "gives" not in options:
+            return
+        nondiff_args = names_in(options.get("nondiff_args", ()), "nondiff_args", operator.qualname)
+        grads_of = options.get("grads_of")
         if grads_of is None:
             grads_of = () if schema.returns else [name for name in reference.written if name not in nondiff_args]
         grads_of = names_in(grads_of, "grads_of", operator.qualname)
         function = reference.to_differentiate(grads_of)
         formula = RecomputedFormula(function, operator, recompute=options.get("recompute", True))
-        yield self.autograd.register_from(
-            formula, {"nondiff_args": nondiff_args, "grads_of": grads_of}, is_derived=True
-        )
+        yield self.autograd.register_from(formula, {"nondiff_args": nondiff_args, "grads_of": grads_of})
 
     def bind(self, operator: OperatorHandle, guard_changed: Callable[[], None]) -> None:
         """Let the rules be those of `operator`, which is new, was adopted, or takes the place of one that was removed.
@@ -176,11 +158,6 @@ class Rules:
         if operator.has_own_rules:
             functionalization.bind(operator, self.kernel.default)
         compilers.bind_direct_calls(operator)
-
-    def check_changed(self) -> None:
-        """The op is called with another `check`."""
-        self.autograd._changed()
-        self.kernel._changed()
 
     def traced(self) -> tuple[Any, ...]:
         """What compilers trace through, or decide by. Kernels they call, but those at keys above the devices."""

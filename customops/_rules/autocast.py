@@ -12,14 +12,12 @@ from customops import _torch
 from customops._dispatch.operator import OperatorHandle
 from customops._dispatch.registrations import Registration, Undo
 from customops._dispatch.rule import Rule
-from customops._rules.reference import Reference
 from customops._schema.model import Schema
-from customops._torch.tensors import tensors_in
 from customops.errors import DefinitionError, RegistrationError, brief
 
 
-class AutocastRule(Rule[str, "torch.dtype | ByReference"]):
-    """device type -> dtype, or what the reference tells. Registering a device again replaces its dtype."""
+class AutocastRule(Rule[str, torch.dtype]):
+    """device type -> dtype. Registering a device again replaces its dtype."""
 
     #: The op's out variant, and the devices for which its inputs are cast, too.
     _follower: OperatorHandle | None = None
@@ -56,11 +54,6 @@ class AutocastRule(Rule[str, "torch.dtype | ByReference"]):
             )
         return self.set(device_type, cast_inputs)
 
-    def derive(self, reference: Reference) -> Registration:
-        """Follow from the reference."""
-        devices = filter(torch.amp.is_autocast_available, {"cpu", "cuda", *_torch.dispatcher.devices_at_hand()})
-        return self.set_all(devices, ByReference(reference), is_derived=True)
-
     def follow(self, variant: OperatorHandle) -> None:
         """Let the inputs of the op's out variant be cast, too, as those of the op are."""
         self._follower, self._followed = variant, frozenset()
@@ -90,7 +83,7 @@ def casting(
     schema: Schema,
     device_type: str,
     key: str,
-    dtype_of_call: Callable[[], torch.dtype | ByReference | None],
+    dtype_of_call: Callable[[], torch.dtype | None],
 ) -> Callable[..., Any]:
     """A kernel for an autocast key: cast the inputs, if there is a dtype, then call the op again without that key."""
     own_key = _torch.dispatcher.key_set(key)
@@ -100,13 +93,6 @@ def casting(
 
     def autocast(*args: Any, **kwargs: Any) -> Any:
         dtype = dtype_of_call()
-        if isinstance(dtype, ByReference):
-            written = {name: x for name, x in kwargs.items() if name in named_stays}
-            others = {name: x for name, x in kwargs.items() if name not in named_stays}
-            args, others, results = dtype.cast(args, others)
-            with _torch.dispatcher.exclude_keys(own_key):
-                result = overload(*args, **others, **written)
-                return result if any(stays) or written else ByReference.with_dtypes(result, results)
         with _torch.dispatcher.exclude_keys(own_key):
             if dtype is None:
                 return overload(*args, **kwargs)
@@ -116,42 +102,6 @@ def casting(
             )
 
     return _torch.dynamo.outside_dynamo(autocast)
-
-
-#: For how many kinds of calls is kept what the reference told.
-_MOST_KNOWN = 1024
-
-
-class ByReference:
-    """Casts inputs and results to the dtypes that they have in the reference under autocast."""
-
-    def __init__(self, reference: Reference) -> None:
-        self.reference = reference
-        self._known: dict[Any, tuple[list[Any], list[Any]]] = {}
-
-    def cast(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any], list[Any]]:
-        """The arguments of a call, cast, and the dtypes of its results (None: it is no tensor)."""
-        leaves, spec = _torch.tensors.tree_flatten((args, kwargs))
-        tensors = tensors_in(leaves)
-        devices = filter(torch.amp.is_autocast_available, sorted({x.device.type for x in tensors}))
-        state = [(x, torch.is_autocast_enabled(x), torch.get_autocast_dtype(x)) for x in devices]
-        kinds = [(x.dtype, x.dim()) if isinstance(x, Tensor) else (type(x), repr(x)) for x in leaves]
-        key = (tuple(state), tuple(kinds))
-        if key not in self._known:
-            if len(self._known) >= _MOST_KNOWN:
-                self._known.clear()
-            self._known[key] = self.reference.casts(args, kwargs)
-        dtypes, results = self._known[key]
-        wanted = iter(dtypes)
-        cast = [x.to(next(wanted)) if isinstance(x, Tensor) else x for x in leaves]
-        return *_torch.tensors.tree_unflatten(cast, spec), results
-
-    @staticmethod
-    def with_dtypes(result: Any, dtypes: list[Any]) -> Any:
-        """The result of a call, cast."""
-        values = result if isinstance(result, tuple) else (result,)
-        cast = [x.to(dtype) if isinstance(x, Tensor) and dtype else x for x, dtype in zip(values, dtypes, strict=True)]
-        return tuple(cast) if isinstance(result, tuple) else cast[0] if cast else None
 
 
 def _cast(value: Any, device_type: str, dtype: torch.dtype) -> Any:

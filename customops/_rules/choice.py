@@ -17,7 +17,7 @@ import types
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -26,11 +26,10 @@ from customops import _torch
 from customops._codegen.choice import Holds, choice
 from customops._dispatch.callbacks import Fn
 from customops._dispatch.current_kernel import CurrentKernel
-from customops._dispatch.names import first_line
 from customops._dispatch.operator import OperatorHandle
 from customops._dispatch.preference import Tables, here, is_name, names_for, preferred_by_name
 from customops._dispatch.results import given
-from customops._dispatch.tuning import Stored
+from customops._schema.model import Schema
 from customops._torch.tensors import tensors_in
 from customops.errors import (
     CallbackError,
@@ -40,6 +39,7 @@ from customops.errors import (
     RegistrationError,
     brief,
     did_you_mean,
+    first_line,
     innermost,
     where,
 )
@@ -57,6 +57,26 @@ ARGUMENTS = "arguments"
 _KEPT, _ALIKE, _RECENT = 256, 8, 3
 PLAIN = (Tensor, torch.nn.Parameter)
 _numbers = itertools.count()
+
+
+class StoredChoices(Protocol):
+    """The stored choices for an op on a device.
+
+    Attributes:
+        choices: hardware and bucket of arguments -> the kernel, and the file.
+    """
+
+    choices: dict[tuple[str, str], tuple[str, str]]
+
+    def __call__(self, keys: Sequence[Fn], args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[str, str] | None:
+        """Return the name of the kernel for these arguments, and the file; None if no choice is stored."""
+
+    def at(self, keys: Sequence[Fn], args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[str, str]:
+        """Return the hardware and the bucket of arguments."""
+
+
+#: ``stored_choices(op, schema, device_type)``, or None. `customops.tuning` sets it when it is loaded.
+stored_choices: Callable[[str, Schema, str | None], StoredChoices | None] = lambda op, schema, device_type: None  # noqa: E731
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,6 +145,17 @@ def buckets_of(alternatives: Iterable[Alternative]) -> tuple[Fn, ...]:
     return tuple(dict.fromkeys(each.key for each in ordered if callable(each.key)))
 
 
+def device_of(schema: Schema, args: Sequence[Any], kwargs: dict[str, Any]) -> torch.device | None:
+    """Return the device on which a call runs, or None for a call without tensors and devices."""
+    values = given(schema, args, kwargs)
+    devices: list[Any] = [x.device for x in tensors_in([value for _, value in values])]
+    devices += [value for argument, value in values if argument is schema.device_argument and value]
+    # Beside tensors of another device, those of the CPU are numbers: the dispatcher goes by the former.
+    return next((each for each in map(torch.device, devices) if each.type != "cpu"), None) or (
+        torch.device(devices[0]) if devices else None
+    )
+
+
 class Chooser:
     """Chooses among the alternatives of a device, and keeps the choices.
 
@@ -139,7 +170,7 @@ class Chooser:
         self,
         operator: OperatorHandle,
         kernels: Sequence[tuple[Alternative, CurrentKernel]],
-        stored: Stored | None,
+        stored: StoredChoices | None,
     ) -> None:
         self.operator, self.kernels, self.stored = operator, tuple(kernels), stored
         asked = [each for each, _ in kernels if each.when is not None]

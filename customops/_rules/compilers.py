@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
@@ -17,7 +16,6 @@ from customops._dispatch.names import Name
 from customops._dispatch.operator import OperatorHandle
 from customops._dispatch.registrations import Registration, Undo
 from customops._dispatch.rule import Rule
-from customops._dispatch.scopes import Sample
 from customops._schema.model import Argument
 from customops._schema.types import ROWS, item_type
 from customops.errors import RegistrationError, UnsupportedError, brief, where
@@ -74,7 +72,7 @@ class Equivalent:
 #: Who takes an op apart; or a predicate of the arguments, where it is true: inductor and export.
 When = Literal["inductor", "export"] | Callable[..., bool]
 
-_COMPILERS = ("inductor", "export")
+COMPILERS = ("inductor", "export")
 
 
 class DecompositionRule(Rule[str, tuple[Equivalent, Equivalent | None]]):
@@ -89,7 +87,7 @@ class DecompositionRule(Rule[str, tuple[Equivalent, Equivalent | None]]):
     def register(self, fn: Fn, when: Any, *, is_derived: bool = False) -> Registration:
         check_functional(self.operator, "a decomposition")
         chosen = when if isinstance(when, tuple) else (when,)
-        if not callable(when) and not {*chosen} <= {*_COMPILERS}:
+        if not callable(when) and not {*chosen} <= {*COMPILERS}:
             raise RegistrationError(
                 "when= has an invalid value",
                 op=self.operator.qualname,
@@ -98,7 +96,7 @@ class DecompositionRule(Rule[str, tuple[Equivalent, Equivalent | None]]):
             )
         decomposition = Equivalent(self.operator, fn, "decomposition")
         applies = Equivalent(self.operator, when, "predicate") if callable(when) else None
-        keys = _COMPILERS if callable(when) else chosen
+        keys = COMPILERS if callable(when) else chosen
         return self.set_all(keys, (decomposition, applies), is_derived=is_derived)
 
     def _install(self, compiler: str, own_library: bool) -> Undo:
@@ -140,113 +138,6 @@ class InductorLoweringRule(Rule[None, Equivalent]):
         return undo
 
 
-# Replacements: plain torch code in the place of which inductor calls the op -------------------------------------------
-# A pattern is traced as a program is, on tensors like those of the samples, and looked for in the graphs that inductor
-# gets, before they are split into forward and backward: with gradients, code is replaced together with its backward.
-
-
-class ReplacementRule(Rule[object, "_Replacement"]):
-    """The patterns of an op. There may be several: each has a key of its own."""
-
-    def traced(self) -> Any:
-        return [pattern.fn.fn for pattern in self.values.values()]
-
-    def equivalents(self) -> list[Fn]:
-        return [pattern.compute for pattern in self.values.values()]
-
-    def register(
-        self, fn: Fn, op: Fn, samples: Callable[[], Iterable[Sample]], has_backward: Callable[[], bool]
-    ) -> Registration:
-        check_functional(self.operator, "a replacement")
-        for argument in self.operator.schema.arguments:
-            if argument.type not in ("Tensor", "float") and not argument.has_default:
-                raise UnsupportedError(
-                    "register_replacement takes the default of an argument that is no tensor or float: this one has "
-                    "none",
-                    op=self.operator.qualname,
-                    argument=argument.name,
-                    got=argument.type,
-                    fix="give it a default",
-                )
-        pattern = _Replacement(Equivalent(self.operator, fn, "pattern"), op, samples, has_backward)
-        return self.set(object(), pattern)
-
-    def _install(self, key: object, own_library: bool) -> Undo:
-        undo = _torch.inductor.add_pattern(self.values[key].pattern())
-        self.operator.on_removal.append(undo)
-        return undo
-
-    def _changed(self) -> None:
-        """Graphs of the op are as before."""
-
-
-class _Replacement:
-    """A pattern, and the op that is called in its place."""
-
-    def __init__(
-        self, fn: Equivalent, op: Fn, samples: Callable[[], Iterable[Sample]], has_backward: Callable[[], bool]
-    ) -> None:
-        self.fn, self.op, self.samples, self.has_backward, self.schema = fn, op, samples, has_backward, fn.schema
-        #: The arguments that the pattern is a function of, and the values of the others.
-        self.varied = [argument for argument in self.schema.arguments if argument.type in ("Tensor", "float")]
-        self.fixed = {a.name: a.default for a in self.schema.arguments if a not in self.varied}
-
-    def pattern(self) -> Any:
-        """What inductor is to look for, and to put in its place."""
-        names = [argument.name for argument in self.varied]
-        floats = [argument.name for argument in self.varied if argument.type == "float"]
-        return _torch.inductor.Pattern(
-            self.fn.operator.qualname,
-            _function("pattern", names, functools.partial(self._call, self.fn)),
-            _function("replacement", names, functools.partial(self._call, self.op)),
-            self._examples,
-            # Not the value of any number in a program, to be told from all others when it is traced.
-            {name: 0.1234567 + i / 1000 for i, name in enumerate(floats)},
-            self.has_backward,
-        )
-
-    def _by_name(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """The arguments of a call of the op."""
-        args, kwargs = self.fn.arguments(args, kwargs)
-        return {**dict(zip((a.name for a in self.schema.positional), args, strict=False)), **kwargs}
-
-    def compute(self, *args: Any, **kwargs: Any) -> Any:
-        """The pattern's result for a call of the op, or NotImplemented where no such call takes its place."""
-        values = self._by_name(args, kwargs)
-        if any(values.get(name, default) != default for name, default in self.fixed.items()):
-            return NotImplemented
-        return self.fn(*args, **kwargs)
-
-    def _call(self, fn: Fn, values: dict[str, Any]) -> Any:
-        values = {a.name: a.default for a in self.schema.arguments if a.has_default} | values
-        positional = [values[argument.name] for argument in self.schema.positional]
-        return fn(*positional, **{argument.name: values[argument.name] for argument in self.schema.keyword_only})
-
-    def _examples(self) -> Iterator[tuple[Any, ...]]:
-        """The arguments of the samples; each kind of tensors once."""
-        seen = set()
-        for sample in self.samples():
-            values = self._by_name(sample.args, sample.kwargs)
-            example = tuple(values[argument.name] for argument in self.varied)
-            tensors = [each for each in example if isinstance(each, torch.Tensor)]
-            kind = tuple((each.dtype, each.dim(), each.device) for each in tensors)
-            if kind not in seen and len(tensors) == sum(argument.type == "Tensor" for argument in self.varied):
-                seen.add(kind)
-                yield example
-
-
-def _function(name: str, parameters: list[str], call: Callable[[dict[str, Any]], Any]) -> Fn:
-    """A function with these parameters, of which torch asks the names."""
-
-    def function(*args: Any, **kwargs: Any) -> Any:
-        return call({**dict(zip(parameters, args, strict=False)), **kwargs})
-
-    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    function.__name__ = name
-    function.__signature__ = inspect.Signature([inspect.Parameter(each, kind) for each in parameters])  # type: ignore[attr-defined]
-    return function
-
-
 # Direct calls: in a graph of inductor, a call of an op of ours runs its kernel without the dispatcher -----------------
 # Inductor writes ``torch.ops.ns.f.default(...)`` for such a call. When the graph runs, there is mostly nothing left for
 # the dispatcher to do, and it costs more than many kernels. So the code calls a function that is generated for the op
@@ -274,9 +165,9 @@ def may_be_direct(qualname: str, device: str, args: tuple[Any, ...], kwargs: dic
     schema = operator.schema
     if len(args) > len(schema.positional) or any(ret.type not in ("Tensor", "Tensor[]") for ret in schema.returns):
         return False
-    by_name = {argument.name: argument for argument in schema.arguments}
-    given = [*zip(schema.positional, args, strict=False), *((by_name[name], value) for name, value in kwargs.items())]
-    return all(_arrives_unchanged(argument, argument.type, value) for argument, value in given)
+    given = schema.by_name(args, kwargs)
+    passed = [argument for argument in schema.arguments if argument.name in given]
+    return all(_arrives_unchanged(argument, argument.type, given[argument.name]) for argument in passed)
 
 
 def _arrives_unchanged(argument: Argument, type_: str, value: Any) -> bool:
@@ -323,3 +214,6 @@ def direct_call(
         if operator is None
         else graph_call(operator, device if kernel is None else (device, kernel), dispatched, allocated=allocated)
     )
+
+
+_torch.hooks.may_be_direct, _torch.hooks.direct_call, _torch.hooks.kernel_for = may_be_direct, direct_call, kernel_for

@@ -192,8 +192,9 @@ class TorchDispatchRule(Rule[type, Fn]):
     def register(self, cls: type, fn: Fn) -> Registration:
         if not isinstance(cls, type):
             raise CallbackError(
-                "a torch_dispatch rule is for a class: a TorchDispatchMode or a tensor subclass",
+                "a torch_dispatch rule must be registered for a class",
                 op=self.operator.qualname,
+                expected="a subclass of TorchDispatchMode or of Tensor",
                 got=brief(cls),
                 fix="register_torch_dispatch(MyMode, fn)",
             )

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import threading
-import types
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -16,19 +14,18 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from customops import _torch
 from customops._codegen.kernel import kernel as generate_kernel
-from customops._dispatch import packages, preference, tuning
+from customops._dispatch import preference
 from customops._dispatch.callbacks import Fn, bind_kernel, filler
 from customops._dispatch.current_kernel import CurrentKernel
-from customops._dispatch.fingerprint import uses_in
 from customops._dispatch.names import _ANY_DEVICE, DeviceTypes, check_devices, device_list
-from customops._dispatch.operator import OperatorHandle, OpSpec
+from customops._dispatch.operator import OperatorHandle
 from customops._dispatch.registrations import Registration, Undo, lock, nothing
 from customops._dispatch.results import given
 from customops._dispatch.rule import Rule
+from customops._rules import choice
 from customops._rules.choice import (
     ARGUMENTS,
     DEFAULT,
@@ -36,47 +33,26 @@ from customops._rules.choice import (
     REFERENCE,
     Alternative,
     Chooser,
+    StoredChoices,
     alternative,
     chooser_of,
+    device_of,
     hidden_in,
     in_order,
 )
 from customops._rules.out import Expected, asked, is_stub
 from customops._rules.reference import Reference
-from customops._rules.shapes import Shapes
 from customops._torch.library import OpOverload
 from customops._torch.tensors import tensors_in
 from customops.errors import (
-    CustomOpsError,
     KernelError,
     RegistrationError,
     UnsupportedError,
-    innermost,
     user_stacklevel,
     where,
 )
 
 log = logging.getLogger("customops")
-
-#: Functions of torch that draw random numbers, and methods of tensors that do.
-_FUNCTIONS = frozenset(
-    """rand rand_like randn randn_like randint randint_like randperm normal bernoulli multinomial poisson gumbel_softmax
-    dropout dropout1d dropout2d dropout3d""".split()
-)
-_IN_PLACE = frozenset(
-    "normal_ uniform_ bernoulli_ random_ exponential_ geometric_ cauchy_ log_normal_ dropout_".split()
-)
-_METHODS = _IN_PLACE | {"bernoulli", "multinomial"}
-_DRAWS = _FUNCTIONS | _METHODS
-
-#: A function with one of these may draw the same numbers each time.
-_SEEDS = frozenset("Generator default_generator manual_seed fork_rng set_rng_state set_state".split())
-
-
-#: Stands for the kernels that packages offer, in the place of a name, until they are loaded.
-_OFFERED = "*"
-#: The threads that load these, each with the op and the device.
-_loading: set[tuple[int, str, str]] = set()
 
 
 class KernelRule(Rule[tuple[str | None, str], Alternative]):
@@ -89,16 +65,11 @@ class KernelRule(Rule[tuple[str | None, str], Alternative]):
     default: Fn | None = None
     #: Device types and flags, of the contexts of `enabled` that are open now: the newest one counts.
     switches: tuple[tuple[str, bool], ...] = ()
-    #: The line by which calls are validated, and the kernels behind that.
-    _shapes: Shapes | None = None
-    _validated: dict[int, tuple[Fn, Fn]]
-    #: The kernels that packages offer for the op; None before they are looked for.
-    _offers: list[packages.Offer] | None = None
 
     @property
     def kernels(self) -> dict[str | None, Fn]:
         """Device type -> the kernel that is asked first there."""
-        devices = dict.fromkeys(device for device, name in self.values if name not in (REFERENCE, _OFFERED))
+        devices = dict.fromkeys(device for device, name in self.values if name != REFERENCE)
         return {device: in_order(self._own(device), ())[0].fn for device in devices}
 
     def alternatives(
@@ -121,12 +92,11 @@ class KernelRule(Rule[tuple[str | None, str], Alternative]):
         self, device_type: str | None, values: Mapping[tuple[str | None, str], Alternative] | None = None
     ) -> list[Alternative]:
         found = (self.values if values is None else values).items()
-        return [each for (device, name), each in found if device == device_type and name != _OFFERED]
+        return [each for (device, name), each in found if device == device_type]
 
     def names(self) -> list[str]:
-        """Of the kernels that there are, and of those that packages offer, which are loaded with the first call."""
-        offered = [each.kernel for each in self._offers or ()]
-        return list(dict.fromkeys([*(name for _, name in self.values if name != _OFFERED), *offered]))
+        """Return the names of the kernels."""
+        return list(dict.fromkeys(name for _, name in self.values))
 
     def bind(self, operator: OperatorHandle) -> None:
         """Install the function that the op was defined from, and everything registered so far."""
@@ -139,91 +109,11 @@ class KernelRule(Rule[tuple[str | None, str], Alternative]):
         if self.default is None and spec.fn is not None:
             assert spec.kernel is not None
             self.default = bind_kernel(spec.kernel, spec.schema, spec.qualname, "kernel", warn=True)
-            _warn_if_random(spec.fn, spec)
             for device in device_list(spec.device_types, spec.qualname):
                 self.preset((device, DEFAULT), Alternative(self.default))
             self._with_op = tuple(self._entries)
-        if self._offers is None and packages.offers():
-            self._wait_for_packages(operator)
         super().bind(operator)
         preference.listen(self)
-
-    # Kernels of packages ----------------------------------------------------------------------------------------
-
-    def _wait_for_packages(self, operator: OperatorHandle) -> None:
-        offers: dict[tuple[str, str], packages.Offer] = {}
-        for each in (each for each in packages.offers() if each.op == operator.qualname):
-            try:
-                is_device = device_list(each.device_type, operator.qualname) == (each.device_type,)
-            except CustomOpsError:  # of a package of torch that is not here
-                is_device = False
-            if operator.library is None:  # what runs there is not ours, and cannot be called in its place
-                each.report("the op is not defined by customops; use an entry point of customops.ops")
-            elif not is_device:
-                each.report(f"there is no device type {each.device_type} here")
-            elif (first := offers.setdefault((each.device_type, each.kernel), each)) is not each:
-                each.report(f"{' '.join(first.package)} offers a kernel of this name, too, which counts")
-        self._offers = [*offers.values()]
-        for each in self._offers:
-            self.preset((each.device_type, _OFFERED), Alternative(self._loading(each.device_type), _OFFERED))
-
-    def _loading(self, device_type: str) -> Fn:
-        """What the first call on a device runs: it loads the kernels that packages offer, and calls what is there."""
-
-        def load(*args: Any, **kwargs: Any) -> Any:
-            self.load_packages(device_type)
-            current = self._current_kernels.get(device_type) or self._current_kernels.get(None)
-            if current is None:
-                raise self.operator.no_kernel(_torch.dispatcher.device_key(device_type))
-            if current.registered is loading:  # a call in the middle of that
-                return self._active(device_type, loads=False)(*args, **kwargs)
-            loading.__wrapped__ = current.registered  # what errors of this call name
-            return current.fn(*args, **kwargs)
-
-        load.__name__ = "the kernels of packages, which the first call loads"
-        loading: Any = _torch.dynamo.outside_dynamo(load)
-        loading.chooser = None  # observers see what it calls
-        return loading  # type: ignore[no-any-return]
-
-    def load_packages(self, device_type: str) -> None:
-        """Load the kernels that packages offer for a device. What fails is reported once, and leaves nothing.
-
-        Without the lock, as `names.use`.
-        """
-        entries, here = (
-            self._entries.get((device_type, _OFFERED)),
-            (threading.get_ident(), self.operator.qualname, device_type),
-        )
-        if not entries or here in _loading:
-            return
-        waits = entries[-1]
-        _loading.add(here)
-        try:
-            with _torch.tensors.without_modes():
-                for offer in [each for each in self._offers or () if each.device_type == device_type]:
-                    self._load(offer)
-        finally:
-            _loading.discard(here)
-        with lock:
-            waits.unregister()
-
-    def _load(self, offer: packages.Offer) -> None:
-        before = {key: list(entries) for key, entries in self._entries.items()}
-        there = self.values.get((offer.device_type, offer.kernel))
-        if there is None:
-            problem = offer.load()
-        else:  # another entry point may have imported the module that registers it
-            is_its_own = offer.is_of_package(innermost(there.fn))
-            problem = None if is_its_own else "the op has a kernel of this name, which counts"
-        if problem is None and (offer.device_type, offer.kernel) not in self.values:
-            problem = "it registered no kernel of this name for this device"
-        if problem is not None:
-            for key, entries in list(self._entries.items()):
-                for entry in [each for each in entries if each not in before.get(key, ())]:
-                    entry.unregister()
-            offer.report(problem)
-        assert self._offers is not None
-        self._offers = [each for each in self._offers if each is not offer]
 
     def register(
         self,
@@ -238,8 +128,6 @@ class KernelRule(Rule[tuple[str | None, str], Alternative]):
         spec, schema, op = self.operator.spec, self.operator.schema, self.operator.qualname
         devices = check_devices(device_types, schema, op)
         ours = self.operator.library is not None
-        if ours:
-            _warn_if_random(fn, spec)
         fn = bind_kernel(fn, schema, op, "kernel", warn=ours)
         if calls_torch and not spec.kernel_calls_torch:
             fn = CallingTorch(fn, writes=bool(schema.mutated))
@@ -253,7 +141,7 @@ class KernelRule(Rule[tuple[str | None, str], Alternative]):
         Its own may be: a lower priority says so.
         """
         values = {**self.values, **{(device, made.name): made for device in devices}}
-        for device in dict.fromkeys(device for device, name in values if name != _OFFERED):
+        for device in dict.fromkeys(device for device, _ in values):
             before, after = self.alternatives(device), self.alternatives(device, values)
             known = hidden_in(before)
             hidden = [each for each in hidden_in(after) if each in before and each not in known]
@@ -326,9 +214,9 @@ class KernelRule(Rule[tuple[str | None, str], Alternative]):
         if self.operator.removed is None and self.operator.qualname in ops:
             self._changed()
 
-    def stored(self, device_type: str | None) -> tuning.Stored | None:
-        """The choices that were stored for a device."""
-        return tuning.stored(self.operator.qualname, self.operator.schema, device_type)
+    def stored(self, device_type: str | None) -> StoredChoices | None:
+        """Return the stored choices for a device."""
+        return choice.stored_choices(self.operator.qualname, self.operator.schema, device_type)
 
     def traced(self) -> Any:
         """The kernels of an op that compilers trace into, of another none; and by what they choose among several."""
@@ -345,7 +233,7 @@ class KernelRule(Rule[tuple[str | None, str], Alternative]):
         The graph is guarded by what was read for that.
         """
         operator = self.operator
-        if not (self._choosers or self._offers) or not operator.options.choose_when_traced:
+        if not self._choosers or not operator.options.choose_when_traced:
             return None
         if torch.compiler.is_exporting():
             return None
@@ -354,46 +242,28 @@ class KernelRule(Rule[tuple[str | None, str], Alternative]):
 
     def chooser_for(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Chooser | None:
         """What chooses the kernel of a call, or None: there is nothing to choose."""
-        device = tuning.device_of(self.operator.schema, args, kwargs)
+        device = device_of(self.operator.schema, args, kwargs)
         if device is None:
             return None
-        self.load_packages(device.type)
         return chooser_of(self.operator.kernel_on(_torch.dispatcher.device_key(device.type)))
 
-    def validate(self, shapes: Shapes | None) -> None:
-        """From now on, call kernels if the tensors fit a line."""
-        self._shapes, self._validated = shapes, {}
-        self._changed()
-
-    def _active(self, device_type: str | None, *, loads: bool = True) -> Fn:
-        """What a device runs: what loads kernels of packages, else a kernel, or what chooses among several."""
-        waits = self.values.get((device_type, _OFFERED))
-        if loads and waits is not None:
-            return waits.fn
+    def _active(self, device_type: str | None) -> Fn:
+        """Return the function that a device runs: a kernel, or one that chooses among several."""
         if len(self.values) == 1 and not self.switches:
             ((_, only),) = self.values.items()
             if only.when is None:
-                return self._validating(only.fn)
+                return only.fn
         found = self.alternatives(device_type)
         if found and found[0].when is None and not preference.concerns(self.operator.qualname):
             found = found[:1] if self.stored(device_type) is None else found
         if len(found) > 1 or (found and found[0].when is not None):
             fn: Fn = self._chooser(device_type, found).fn
             return fn
-        return self._validating(found[0].fn if found else self._missing(device_type))
-
-    def _validating(self, fn: Fn) -> Fn:
-        if self._shapes is None or self.operator.options.check == "never":
-            return fn
-        if len(self._validated) > 2 * len(self.values) + 8:  # those of kernels that were replaced
-            self._validated.clear()
-        if id(fn) not in self._validated:
-            self._validated[id(fn)] = fn, self._shapes.validated(fn)
-        return self._validated[id(fn)][1]
+        return found[0].fn if found else self._missing(device_type)
 
     def _chooser(self, device_type: str | None, found: tuple[Alternative, ...]) -> Chooser:
         operator, stored = self.operator, self.stored(device_type)
-        fns = [self._validating(each.fn) for each in found]
+        fns = [each.fn for each in found]
         old = self._choosers.get(device_type)
         if old is not None and old.stored is stored:
             before = [(each, current.registered) for each, current in old.kernels]
@@ -407,8 +277,6 @@ class KernelRule(Rule[tuple[str | None, str], Alternative]):
 
     def _inspection(self, current: CurrentKernel, compiled: bool) -> Fn | None:
         chooser = chooser_of(current)
-        if chooser is None and hasattr(current.registered, "chooser"):  # it loads others
-            return None
         if chooser is None:
             is_checked = self.operator.options.check != "never"
             return Inspection(current, self.operator, compiled=compiled) if is_checked else None
@@ -467,38 +335,6 @@ class KernelRule(Rule[tuple[str | None, str], Alternative]):
         """Take out what is installed for a device, with the last of its kernels."""
         if not any(device == device_type and name != REFERENCE for device, name in self._uninstall):
             self._take_out[device_type]()
-
-
-def _warn_if_random(fn: Any, spec: OpSpec) -> None:
-    """Warn if a kernel surely draws random numbers that nothing seeds, and its op has no tag that says so."""
-    code = getattr(fn, "__code__", None)
-    is_tagged = spec.traceable or torch.Tag.nondeterministic_seeded in spec.tags
-    if code is None or is_tagged or _DRAWS.isdisjoint(code.co_names):
-        return
-    uses = uses_in(code)
-    keywords = {name for names in code.co_consts if isinstance(names, tuple) for name in names}
-    if "generator" in keywords | uses.names or not _SEEDS.isdisjoint(uses.names):
-        return
-    of_results = _IN_PLACE & {*code.co_names} - set().union(*uses.of.values())  # of what a call returned
-    found = {f"Tensor.{name}" for name in of_results}
-    for variable, attributes in uses.of.items():
-        value = fn.__globals__.get(variable)
-        if variable in code.co_varnames:
-            found |= {f"Tensor.{name}" for name in attributes & _METHODS}
-        elif isinstance(value, types.ModuleType) and value.__name__.partition(".")[0] == "torch":
-            found |= {f"{value.__name__}.{name}" for name in attributes & _FUNCTIONS}
-        elif variable in _FUNCTIONS and value in (getattr(torch, variable, 0), getattr(functional, variable, 0)):
-            found.add(f"torch.{variable}")
-    if 0 in code.co_consts:  # perhaps of dropout: training=False, p=0
-        found = {name for name in found if "dropout" not in name}
-    if found:
-        warnings.warn(
-            f"{spec.qualname}: the kernel at {where(fn)} draws random numbers by {min(found)}, and the op has no tag "
-            "that says so: a compiler may take two calls for one, or run one again in the backward, with other "
-            "numbers. Define it with tags=torch.Tag.nondeterministic_seeded.",
-            UserWarning,
-            stacklevel=user_stacklevel(),
-        )
 
 
 def _selector(rule: KernelRule, operator: OperatorHandle) -> Callable[..., Any]:
@@ -589,8 +425,6 @@ class Inspection:
                 fix=f"correct the fake impl ({record.source})" if record is not None else "correct the fake impl",
             )
         current.passed()
-        if preference.waiting:
-            preference.warn_of_unknown()
         return result
 
     def _without_torch(self, *args: Any, **kwargs: Any) -> Any:

@@ -506,14 +506,14 @@ class OutRule:
     def end(self, error: UnregisteredError | None) -> None:
         """The op goes, and the variant with it."""
         if self.is_there:
-            self.variant._owner.drop(self.variant, error)
+            self.variant._owner._drop(self.variant, error)
         else:
             self.variant = None
 
     def restore(self) -> None:
         """The op is back."""
         if self.variant is not None:
-            self.variant._owner.restore(self.variant)
+            self.variant._owner._restore(self.variant)
 
 
 class _OutRegistration(RegistrationGroup):

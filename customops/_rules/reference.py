@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Iterator, Sequence
-from typing import Any, TypedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Literal, TypedDict
 
 import torch
 from torch import Tensor
@@ -21,32 +21,27 @@ from customops._dispatch.operator import OperatorHandle
 from customops._dispatch.registrations import Undo, nothing
 from customops._dispatch.results import describe, given, mutated_results
 from customops._dispatch.rule import Rule
-from customops._rules.compilers import When
 from customops._schema.model import Names, Schema
 from customops._torch.schema import Tag
 from customops._torch.tensors import tensors_in
-from customops.errors import KernelError, RegistrationError, brief, where
+from customops.errors import KernelError, RegistrationError, check_choice, where
 
 __tracebackhide__ = True  # pytest leaves the frames out
 
 #: Stands for a tensor.
 _TENSOR = object()
-#: Which strides a result has: those of a tensor argument, or a memory format; None for those of the reference.
-Strides = str | torch.memory_format | None
+
+#: The rules that a reference can give: "kernel" for devices without one, "inductor" and "export" for decompositions.
+Given = Literal["fake", "gradients", "vmap", "flops", "kernel", "inductor", "export"]
 
 
 class ReferenceOptions(TypedDict, total=False):
-    """What `CustomOpDef.register_reference` takes beside the function."""
+    """The options of `CustomOpDef.register_reference`."""
 
-    like: Strides | Sequence[Strides]
-    gradients: bool
+    gives: Given | Iterable[Given]
     recompute: bool
     nondiff_args: Names
     grads_of: Names | None
-    vmap: str
-    autocast: bool
-    decompose: When | tuple[str, ...] | None
-    on_other_devices: bool
 
 
 class Reference:
@@ -54,11 +49,12 @@ class Reference:
 
     Raises:
         CallbackError: `fn` cannot be called with the op's arguments.
-        RegistrationError: `like` has an invalid value.
+        RegistrationError: `gives` has an invalid value.
     """
 
-    def __init__(self, fn: Fn, operator: OperatorHandle, like: Strides | Sequence[Strides] = None) -> None:
+    def __init__(self, fn: Fn, operator: OperatorHandle, options: ReferenceOptions) -> None:
         self.op, self.schema, schema = operator.qualname, operator.schema, operator.schema
+        self.options, self.gives = options, self._names(options.get("gives", ("fake", "gradients", "vmap", "flops")))
         self.written = [argument.name for argument in schema.mutated]
         #: The arguments that the function does not take.
         self.left_out = {*self.written} if Tag.out in operator.tags else set()
@@ -71,22 +67,13 @@ class Reference:
         #: The written arguments whose new values come after the returns.
         self.extra = [name for name in self.written if name not in self.returned]
         self.returns_list = any(ret.type.endswith("]") or ret.type.startswith("(") for ret in schema.returns)
-        self.likes = self._likes(like)
         self.mutated_results = mutated_results(schema, operator.tags)
 
-    def _likes(self, like: Any) -> list[Strides]:
-        likes = list(like) if isinstance(like, (tuple, list)) else [like] * len(self.schema.returns)
-        tensors = [argument.name for argument in self.schema.arguments if argument.is_tensor]
-        is_known = [x is None or isinstance(x, torch.memory_format) or x in tensors for x in likes]
-        if not all(is_known) or len(likes) != len(self.schema.returns):
-            raise RegistrationError(
-                "like= says which strides the results have",
-                op=self.op,
-                argument="like",
-                expected=f"the name of a tensor ({', '.join(tensors)}), a torch.memory_format or None, for each return",
-                got=brief(like),
-            )
-        return likes
+    def _names(self, gives: Any) -> frozenset[str]:
+        names = (gives,) if isinstance(gives, str) else tuple(gives)
+        for name in names:
+            check_choice("gives", name, Given, self.op, RegistrationError)
+        return frozenset(names)
 
     def shown(self, form: Fn) -> Fn:
         """One of the forms below, which errors show as the function of the user."""
@@ -155,32 +142,7 @@ class Reference:
         if self.schema.is_view:
             return self.returns(self.values(*args, **kwargs), args, kwargs)
         values = _torch.dispatcher.call_plainly_in_trace(self.values, *args, **kwargs)
-        if any(like is not None for like in self.likes):
-            arguments = {argument.name: value for argument, value in given(self.schema, args, kwargs)}
-            for i, like in enumerate(self.likes):
-                if like is not None:
-                    leaves, spec = _torch.tensors.tree_flatten(values[i])  # a return may be a list
-                    laid_out = [self._with_strides(x, like, arguments) if isinstance(x, Tensor) else x for x in leaves]
-                    values[i] = _torch.tensors.tree_unflatten(laid_out, spec)
         return self.returns(_own(values, args, kwargs), args, kwargs)
-
-    def _with_strides(self, value: Tensor, like: str | torch.memory_format, arguments: dict[str, Any]) -> Tensor:
-        if isinstance(like, torch.memory_format):
-            return torch.empty_like(value, memory_format=like)
-        tensor = arguments[like]
-        if value.dim() != tensor.dim():
-            raise KernelError(
-                "like= names a tensor that has another number of dimensions than the result",
-                op=self.op,
-                argument=like,
-                expected=f"{value.dim()} dimensions, as {where(self.plain)} returns",
-                got=str(tensor.dim()),
-                fix="register_reference(fn, like=torch.contiguous_format), or register_fake(fn)",
-            )
-        strides = torch.empty_like(tensor).stride()  # dense, in the order of those of the tensor
-        order = sorted(range(value.dim()), key=strides.__getitem__, reverse=True)
-        places = [order.index(dim) for dim in range(value.dim())]
-        return value.new_empty([value.shape[dim] for dim in order]).permute(places)
 
     def batched(
         self, info: Any, in_dims: Sequence[Any], operands: tuple[Any, ...], others: dict[str, Any], call: Fn
@@ -212,21 +174,6 @@ class Reference:
             _write(targets[name], value)
         return None if self.mutated_results is not None else self.returns(values, operands, others)
 
-    def casts(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], list[Any]]:
-        """The dtypes that autocast, as it is now, gives each tensor of a call in the function, and each result.
-
-        A tensor that the function uses with several dtypes, and one that the op writes, stay as they are.
-        """
-        with _torch.tensors.stand_ins(args, kwargs) as (args, kwargs):
-            inputs = tensors_in((*args, *kwargs.values()))
-            with _Casts(inputs) as casts:
-                values = self.values(*args, **kwargs)
-        arguments = given(self.schema, args, kwargs)
-        stays = {id(x) for argument, value in arguments if argument.is_mutated for x in tensors_in((value,))}
-        pairs = zip(inputs, casts.dtypes, strict=True)
-        dtypes = [x.dtype if id(x) in stays or len(seen) != 1 else next(iter(seen)) for x, seen in pairs]
-        return dtypes, [value.dtype if isinstance(value, Tensor) else None for value in values[: len(self.returned)]]
-
     def flops(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
         """The floating-point operations of a call, as `torch.utils.flop_counter` counts those of the function."""
         counter = importlib.import_module("torch.utils.flop_counter").FlopCounterMode(display=False)
@@ -236,34 +183,20 @@ class Reference:
 
 
 class ReferenceRule(Rule[None, Reference]):
-    """The reference of an op. What follows from it are the values of other rules."""
+    """The reference of an op. The rules that it gives are values of the other rules."""
+
+    #: Called after each change.
+    follow: Callable[[], None]
 
     def _install(self, _: None, own_library: bool) -> Undo:
         return nothing
 
+    def bind(self, operator: OperatorHandle) -> None:
+        """Leave the rules that the reference gives to the other rules, which put themselves into the op."""
+        self.operator = operator
+
     def _changed(self) -> None:
-        """The rules that follow see to what they change."""
-
-
-class _Casts(_torch.tensors.TorchDispatchMode):
-    """Notes with which dtypes the operations of a function use its inputs, or views of them."""
-
-    supports_higher_order_operators = True
-
-    def __init__(self, inputs: list[Tensor]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.dtypes: list[set[torch.dtype]] = [set() for _ in inputs]
-        self.places = {_torch.tensors.memory_id(x): i for i, x in enumerate(inputs)}
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        is_cast = func is _torch.tensors.cast_operation
-        results = {_torch.tensors.memory_id(x) for x in tensors_in((result,))}
-        for x in tensors_in((*args, *(kwargs or {}).values())):
-            memory = _torch.tensors.memory_id(x)
-            if memory in self.places and results and memory not in results:  # else it is a view, or asks for metadata
-                self.dtypes[self.places[memory]].add(result.dtype if is_cast else x.dtype)
-        return result
+        self.follow()
 
 
 def _own(values: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:

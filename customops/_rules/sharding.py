@@ -1,8 +1,8 @@
 """Sharding: what a call with DTensors does. Each process runs the kernel on its part of the tensors.
 
-A rule says which placements of the results come of which placements of the tensors, on a mesh of one dimension. Of
-these, the call takes the ones that cost least communication, along each dimension of the mesh. What was decided is kept
-for calls of the same tensors and the same other arguments, all of them.
+A rule lists combinations of placements of the results and of the tensors, on a mesh of one dimension. A call uses the
+combination that needs the least communication, along each dimension of the mesh. The decision is kept for calls with
+the same tensors and the same other arguments.
 """
 
 from __future__ import annotations
@@ -21,16 +21,14 @@ from customops._dispatch.callbacks import Fn, bind_kernel, filler
 from customops._dispatch.operator import OperatorHandle
 from customops._dispatch.registrations import Registration, Undo
 from customops._dispatch.rule import Rule
-from customops._rules.shapes import Shapes
 from customops._schema.infer import is_part
+from customops._schema.model import Schema
 from customops.errors import ArgumentError, KernelError, UnsupportedError, brief, did_you_mean, where
 
 __tracebackhide__ = True  # pytest leaves the frames out
 
 #: How many decisions are kept for an op.
 _MOST_DECISIONS = 1024
-#: How many placements on a mesh of several dimensions are tried until one is right.
-_MOST_TRIED = 32
 
 
 class Strategy(NamedTuple):
@@ -53,7 +51,7 @@ class ShardedCall:
         self.operator, schema = operator, operator.schema
         fill = filler(schema)
         args, kwargs = fill(args, kwargs) if fill is not None else (args, kwargs)
-        given = dict(zip((argument.name for argument in schema.positional), args, strict=False)) | kwargs
+        given = schema.by_name(args, kwargs)
         found = filter(_torch.distributed.is_dtensor, _torch.tensors.tree_leaves(given))
         self.mesh = next(_torch.distributed.spec_of(each).mesh for each in found)
         #: For each tensor: it, its spec, the argument that it is or is part of, and what to call it.
@@ -90,7 +88,8 @@ class ShardedCall:
             )
         if spec.mesh != self.mesh:
             problem, op = "a call has DTensors of two meshes", self.operator.qualname
-            raise ArgumentError(problem, op=op, argument=name, expected=str(self.mesh), got=str(spec.mesh))
+            fix = f"distribute_tensor({name}.full_tensor(), mesh, placements), with the mesh of the other tensors"
+            raise ArgumentError(problem, op=op, argument=name, expected=str(self.mesh), got=str(spec.mesh), fix=fix)
         self.given.append(value)
         self.specs.append(spec)
         self.arguments.append(argument)
@@ -118,26 +117,16 @@ class ShardedCall:
 # Rules ----------------------------------------------------------------------------------------------------------------
 
 
-class StatedRule:
+class FunctionRule:
     """The function of `register_sharding`."""
-
-    #: Is what it says of each dimension of a mesh to be tried out for all together?
-    is_tried = False
 
     def __init__(self, fn: Fn, operator: OperatorHandle, lowering: Lowering | None) -> None:
         self.fn, self.operator, self.lowering = fn, operator, lowering
         parameters = operator.schema if lowering is None else lowering.parameters
         self.bound = bind_kernel(fn, parameters, operator.qualname, "sharding rule")
 
-    @property
-    def place(self) -> str:
-        return where(self.fn)
-
-    def traced(self) -> Any:
-        return self.fn
-
-    def strategies(self, call: ShardedCall, whole: list[Any], size: int) -> list[Strategy]:
-        """What the function returns for a call, whose results are like `whole`."""
+    def strategies(self, call: ShardedCall, whole: list[Any]) -> list[Strategy]:
+        """Return the combinations that the function lists for a call whose results are like `whole`."""
         args, kwargs = call.arguments_of(call.values)
         if self.lowering is not None:
             args, kwargs = self.lowering.restored_call(*args, **kwargs)
@@ -207,37 +196,6 @@ class StatedRule:
         )
 
 
-class LineRule:
-    """What a line of shapes says of the dimensions that are parallel, and of those over which the op sums."""
-
-    is_tried = False
-
-    def __init__(self, shapes: Shapes) -> None:
-        self.shapes = shapes
-
-    @property
-    def place(self) -> str:
-        return f"parallel= and reduces= of {self.shapes.said!r}"
-
-    def traced(self) -> Any:
-        return self.shapes.said
-
-    def strategies(self, call: ShardedCall, whole: list[Any], size: int) -> list[Strategy]:
-        distributed = _torch.distributed.public()
-        tensors = [(argument, spec.ndim) for argument, spec in zip(call.arguments, call.specs, strict=True)]
-        nowhere = ([None] * len(whole), [None] * len(tensors))
-
-        def placement(dim: Any) -> Any:
-            if dim == "sum":
-                return distributed.Partial()
-            return distributed.Replicate() if dim is None else distributed.Shard(dim)
-
-        return [
-            Strategy(tuple(map(placement, results)), tuple(map(placement, places)))
-            for results, places in (nowhere, *self.shapes.shardings(tensors))
-        ]
-
-
 #: What a rule returns.
 _FORM = "[([output placements], [input placements]), ...], e.g. [([Shard(0)], [Shard(0), None])]"
 
@@ -263,15 +221,15 @@ class _Decision(NamedTuple):
     results: tuple[Any, ...]
 
 
-class ShardingRule(Rule[None, Any]):
-    """The sharding rule of one op: a `StatedRule`, or one that is derived from a plain function."""
+class ShardingRule(Rule[None, FunctionRule]):
+    """The sharding rule of one op."""
 
     def __init__(self) -> None:
         super().__init__()
         self._decisions: dict[Any, _Decision] = {}
 
     def register(self, fn: Fn, lowering: Lowering | None) -> Registration:
-        return self.set(None, StatedRule(fn, self.operator, lowering))
+        return self.set(None, FunctionRule(fn, self.operator, lowering))
 
     def _install(self, _: None, own_library: bool) -> Undo:
         self._decisions.clear()
@@ -284,13 +242,10 @@ class ShardingRule(Rule[None, Any]):
         super()._changed()
 
     def traced(self) -> Any:
-        return [rule.traced() for rule in self.values.values()]
+        return [rule.fn for rule in self.values.values()]
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the op with DTensors."""
-        overload = self.operator.overload
-        if self.is_derived(None) and _torch.distributed.sharding_of(overload) is not None:
-            return _torch.distributed.call_by_torch(overload, args, kwargs)  # a rule by hand counts first
         decisions, decision = self._decisions, None
         try:
             key = key_of((*args, *itertools.chain.from_iterable(kwargs.items())))
@@ -336,27 +291,24 @@ class ShardingRule(Rule[None, Any]):
 
     def _choose(self, call: ShardedCall, whole: list[Any]) -> tuple[list[Any], list[Any]]:
         """The placements of the tensors and of the results, over all dimensions of the mesh, that cost least."""
-        rule, shape = self.values[None], tuple(call.mesh.shape)
-        by_size = {size: rule.strategies(call, whole, size) for size in dict.fromkeys(shape)}
+        dims, strategies = call.mesh.ndim, self.values[None].strategies(call, whole)
 
         @functools.cache
         def cost(i: int, placed: tuple[Any, ...]) -> Any:
             return _torch.distributed.cost(call.specs[i], _torch.distributed.spec_like(call.specs[i], placed))
 
         choices: list[tuple[Any, ...]] = []
-        for combination in itertools.product(*(by_size[size] for size in shape)):
+        for combination in itertools.product(strategies, repeat=dims):
             tensors = [_along_all(each) for each in zip(*(strategy.tensors for strategy in combination), strict=True)]
             results = [_along_all(each) for each in zip(*(strategy.results for strategy in combination), strict=True)]
             if all(self._may_be(call, *each) for each in enumerate(tensors)) and all(map(_is_one_sum, results)):
                 moved = sum(tuple(spec.placements) != each for spec, each in zip(call.specs, tensors, strict=True))
                 total = sum(cost(*each) for each in enumerate(tensors))
                 choices.append((total, moved, len(choices), tensors, results))
-        choices.sort(key=lambda choice: choice[:3])
-        for *_, tensors, results in choices[: _MOST_TRIED if rule.is_tried else None]:
-            found = rule.tried(call, tensors, shape) if rule.is_tried and len(shape) > 1 else results
-            if found is not None:
-                return tensors, found
-        whole_everywhere = (_torch.distributed.public().Replicate(),) * len(shape)
+        if choices:
+            *_, tensors, results = min(choices, key=lambda choice: choice[:3])
+            return tensors, results
+        whole_everywhere = (_torch.distributed.public().Replicate(),) * dims
         for spec, argument, name in zip(call.specs, call.arguments, call.names, strict=True):
             if argument.is_mutated and tuple(spec.placements) != whole_everywhere:
                 raise UnsupportedError(
@@ -408,9 +360,7 @@ class ShardingRule(Rule[None, Any]):
             values = _by_return(self.operator, overload(*parts, **named))
         else:
             values = [_nothing(spec) for spec in decision.results]
-        given = (
-            dict(zip((a.name for a in schema.positional), args, strict=False)) | kwargs if schema.mutated else kwargs
-        )
+        given = schema.by_name(args, kwargs) if schema.mutated else kwargs
         results = [_wrapped(value, spec, given) for value, spec in zip(values, decision.results, strict=True)]
         result = tuple(results) if len(results) > 1 else next(iter(results), None)
         return _torch.distributed.aliasing(overload, args, kwargs, result) if schema.is_view else result
@@ -479,12 +429,24 @@ def _nothing(spec: Any) -> Any:
 
 
 def missing(qualname: str) -> Exception | None:
-    """The error for a call with DTensors of an op of ours that has no sharding rule."""
-    if not hasattr(_torch.library.torch_op_of(qualname), "_definition"):
+    """Return the error for a call with DTensors of an op of ours that has no sharding rule, or None for other ops."""
+    op: Any = _torch.library.torch_op_of(qualname)
+    if not hasattr(op, "_definition"):
         return None
     return UnsupportedError(
         "a call with a DTensor: the op has no sharding rule",
         op=qualname,
-        expected="a rule that says which placements of the results come of which placements of the arguments",
-        fix="op.register_sharding(rule), or op.register_reference(plain) with a function of plain PyTorch",
+        expected="a rule that lists which placements of the results belong to which placements of the arguments",
+        fix=f"op.register_sharding(rule); for an elementwise op: {_elementwise(op._definition.schema)}",
     )
+
+
+def _elementwise(schema: Schema) -> str:
+    """Return the call that registers the rule of an op that computes each element from the elements at its place."""
+    names = ", ".join(argument.name for argument in schema.arguments)
+    first = next(argument.name for argument in schema.arguments if argument.holds_tensors)
+    results, tensors = (", ".join(["Shard(i)"] * len(of)) for of in (schema.returns, schema.tensors))
+    return f"op.register_sharding(lambda {names}: [([{results}], [{tensors}]) for i in range({first}.ndim)])"
+
+
+_torch.hooks.missing_sharding = missing

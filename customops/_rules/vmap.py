@@ -51,9 +51,9 @@ class VmapRule(Rule[None, Fn]):
     def operands(self) -> Operands:
         return Operands(self.operator.schema)
 
-    def derive(self, strategy: str, reference: Reference) -> Registration:
-        """Follow from the reference: `strategy` says how."""
-        return self.set(None, _Strategy(strategy, self.operator, reference), is_derived=True)
+    def derive(self, reference: Reference) -> Registration:
+        """Batch the reference where no rule is registered by hand."""
+        return self.set(None, _Strategy(BY_REFERENCE, self.operator, reference), is_derived=True)
 
     def register(self, rule: Fn | str) -> Registration:
         fn = _Strategy(rule, self.operator) if isinstance(rule, str) else rule

@@ -1,23 +1,21 @@
-"""What to write instead of a type hint, or a default value, that is not supported."""
+"""Fixes for type hints and default values that are not supported: what to write instead."""
 
 from __future__ import annotations
 
 import collections.abc
 import dataclasses
 import enum
-import numbers
 import pathlib
-import re
 import types
 import typing
-from collections.abc import Callable, Iterable
-from typing import Any, Literal, NamedTuple, Optional, Tuple, TypeVar
+from collections.abc import Callable
+from typing import Any, Literal, Optional
 
 import torch
 import typing_extensions
 from torch import Tensor
 
-from customops._schema.annotations import Keys, annotated, code, literal, simplify, strip, union_members, union_of
+from customops._schema.annotations import Keys, annotated, code, literal, strip, union_members, union_of
 from customops._schema.model import REQUIRED
 from customops._schema.structure import (
     Codec,
@@ -34,290 +32,131 @@ from customops._schema.structure import (
 )
 from customops._schema.types import default_problem, hint_of, item_type, schema_type
 
-_CHOICES = (Literal["name", "other"], "the names of those that there are")
-_BYTES = (Tensor, "of torch.uint8: torch.frombuffer makes one of a bytearray")
-_ANY = (Tensor, "or another type: one has to be said")
-_ITEMS = (list[Tensor], "or of what its items are")
-_SLICE = (tuple[int, int, int], "its start, stop and step")
-
-#: Types with a close relative, and what is to be said of it.
-_RELATIVES: dict[Any, tuple[Any, str]] = {
-    Any: _ANY,
-    object: _ANY,
-    bytes: _BYTES,
-    bytearray: _BYTES,
-    memoryview: _BYTES,
-    torch.SymInt: (int, "which it is in a trace, too"),
-    torch.SymFloat: (float, "which it is in a trace, too"),
-    torch.SymBool: (bool, "which it is in a trace, too"),
-    slice: _SLICE,
-    range: _SLICE,
-    list: _ITEMS,
-    set: _ITEMS,
-    frozenset: _ITEMS,
-    collections.deque: _ITEMS,
-    tuple: (tuple[int, int], "or of what its items are"),
-    type: _CHOICES,
-    types.FunctionType: _CHOICES,
-    collections.abc.Callable: _CHOICES,
+_NAME = (str, "its name")
+#: Unsupported classes, and the type and the note of the fix. A row holds for subclasses, too. The classes of NumPy have
+#: their names, because NumPy is not imported here.
+_INSTEAD: dict[Any, tuple[Any, str]] = {
+    **dict.fromkeys((Any, object), (Tensor, "or another supported type")),
+    **dict.fromkeys((bytes, bytearray), (Tensor, "of torch.uint8: torch.frombuffer makes one of a bytearray")),
+    **dict.fromkeys((type, collections.abc.Callable), (Literal["name", "other"], "the names of the supported ones")),
+    slice: (tuple[int, int, int], "its start, stop and step"),
+    torch.SymInt: (int, "which also holds symbolic sizes"),
+    pathlib.PurePath: (str, ""),
+    enum.Enum: _NAME,
+    "numpy.ndarray": (Tensor, "which torch.from_numpy makes"),
+    "numpy.integer": (int, ""),
+    "numpy.floating": (float, ""),
 }
-#: The same for returns.
-_RELATIVES_OF_RETURNS: dict[Any, tuple[Any, str]] = {
-    **_RELATIVES,
-    tuple: (tuple[Tensor, Tensor], "or of what its items are"),
+#: Further rows for returns.
+_INSTEAD_IN_RETURNS: dict[Any, tuple[Any, str]] = {
+    **dict.fromkeys((type, collections.abc.Callable, torch.dtype, torch.device), _NAME),
     complex: (torch.types.Number, ""),
-    type: (str, "its name"),
-    collections.abc.Callable: (str, "its name"),
-    torch.dtype: (str, "its name, str(dtype)"),
-    torch.device: (str, "its name, str(device)"),
-    torch.layout: (str, "its name, str(layout)"),
-    torch.memory_format: (str, "its name, str(memory_format)"),
-    torch.Generator: (Tensor, "its state, get_state()"),
 }
-#: The narrow ones first: an int is a real number, too.
-_NUMBERS = ((numbers.Integral, int), (numbers.Real, float), (numbers.Complex, complex))
-_ONE_OF_ITS_NAME = (enum.Enum, torch.dtype, torch.device, torch.layout, torch.memory_format)
-
-
-class Rewrite(NamedTuple):
-    """A type that works, or parameters by the ends of their names, or another text; and words that go with it."""
-
-    hint: Any = None
-    note: str = ""
-    parameters: dict[str, Any] = {}  # noqa: RUF012 (none is written to)
-    text: str = ""
+_SUPPORTED = (
+    "use Tensor, int, float, bool, complex, str, torch.dtype, torch.device or an Enum; a list, tuple, Optional or "
+    "Literal of these; a frozen dataclass, NamedTuple or TypedDict of these; or schema=, by hand",
+    "use Tensor, Tensor | None, int, float, bool, str or torch.types.Number; list[Tensor] or list[int]; a tuple, "
+    "dataclass, NamedTuple or TypedDict of these; or schema=, by hand",
+)
+#: A type and a note; the text of a fix; or None.
+_Fix = tuple[Any, str] | str | None
 
 
 def advice(hint: Any, path: str, accepts: Callable[[Any], bool], *, returns: bool) -> str:
-    """What to write instead of a hint that is not one that works: code, and the words that it needs."""
+    """Return the fix for a hint that is not supported. `accepts` returns True for a hint that is."""
+    advisor = _Advisor(path, accepts, returns)
     try:
-        found = _Advisor(accepts, returns).rewrite(hint)
-    except RecursionError:  # of a class that holds itself
-        found = None
-    if found is None:
-        return "write a schema by hand with schema= if the dispatcher has such a type"
-    return ", ".join(filter(None, (_text(found, hint, path, returns), found.note)))
-
-
-def _text(found: Rewrite, hint: Any, path: str, returns: bool) -> str:
-    if found.text:
-        return found.text
-    key = re.search(r"\['(.+)'\]$", path)
-    name = key[1] if key else re.sub(r"\W+", "_", path).strip("_") if path.endswith("]") else path
-    if found.parameters:
-        return ", ".join(f"{name}{end}: {code(each)}{' = None' * (type(None) in union_members(each))}"
-                         for end, each in found.parameters.items())  # fmt: skip
-    if path.endswith("]") and not key:
-        return f"{code(found.hint)} in the place of {code(hint)}"
-    return f"-> {code(found.hint)}" if returns and not path else f"{name}: {code(found.hint)}"
+        return advisor.text(advisor.near(hint)) or _SUPPORTED[returns]
+    except RecursionError:  # a class that holds itself
+        return _SUPPORTED[returns]
 
 
 @dataclasses.dataclass(frozen=True)
 class _Advisor:
+    """The rules for unions, tuples, classes, dicts and lists."""
+
+    name: str  #: the parameter, or a part of it; empty for the whole return
     accepts: Callable[[Any], bool]
     returns: bool
 
-    def rewrite(self, hint: Any) -> Rewrite | None:
-        """A hint that works, near to one that does not."""
-        found = self._near(hint)
-        if found is None or found.parameters or found.text or (found.hint is None and self.returns):
-            return found
-        if self.accepts(found.hint):
-            return found
-        again = self.rewrite(found.hint)  # of a set of sets, a list of sets
-        return again and again._replace(note=again.note or found.note)
+    def text(self, fix: _Fix) -> str:
+        if not isinstance(fix, tuple):
+            return fix or ""
+        type_ = f"{self.name}: {code(fix[0])}" if self.name else f"-> {code(fix[0])}"
+        return f"{type_}, {fix[1]}" if fix[1] else type_
 
-    def _near(self, hint: Any) -> Rewrite | None:
+    def near(self, hint: Any) -> _Fix:
+        """Return the supported type that is nearest to a hint."""
         hint, _ = strip(hint)
-        if self.accepts(hint):  # without the words around it
-            return Rewrite(hint)
-        origin, items = typing.get_origin(hint), typing.get_args(hint)
-        if isinstance(hint, TypeVar):
-            return Rewrite(text=f'{hint.__name__} = TypeVar("{hint.__name__}", bound=Tensor)')
-        if hint in (None, type(None), Literal[None], tuple[()], Tuple[()]):
-            return Rewrite(None if self.returns else str, text="" if self.returns else "leave it out")
-        if isinstance(hint, (list, tuple)) or not (origin or isinstance(hint, type) or hint is Any):  # it is no type
-            if isinstance(hint, list) and len(hint) == 1:
-                return Rewrite(_list(hint[0]))
-            if isinstance(hint, tuple) and hint:
-                return Rewrite(_tuple_of(hint))
-            return Rewrite(type(hint) if self.accepts(type(hint)) else Tensor)
-        members = union_members(hint)
+        members, origin, items = union_members(hint), typing.get_origin(hint) or hint, typing.get_args(hint)
+        if self.accepts(hint):
+            return hint, ""
         if len(members) > 1:
-            return self._union(members)
-        if origin is Literal:
-            kinds = set(map(type, items))
-            if self.returns:
-                return Rewrite(int if kinds <= {int, bool} else str)
-            if kinds == {bytes}:
-                return Rewrite(Literal.__getitem__(tuple(value.decode("latin-1") for value in items)))
-            if len(kinds) == 1 and issubclass(type(items[0]), enum.Enum):
-                return Rewrite(type(items[0]))
-            return Rewrite(float if float in kinds else str)
-        if origin is tuple and items:
-            if len(items) == 2 and items[1] is Ellipsis:
-                return self._list(items[0])
-            parts = [self.rewrite(item) for item in items]
-            hints = [part.hint for part in parts if part is not None and part.hint is not None]
-            return Rewrite(_tuple_of(hints)) if len(hints) == len(items) else None
-        return self._class(hint if origin is None else origin, hint, items)
+            found = self._union(members)
+        elif origin is Literal and items:
+            found = type(items[0]), ""
+        elif origin is tuple and items and items[-1] is not Ellipsis:
+            parts = tuple(self._item(item) for item in items)
+            found = None if None in parts else (types.GenericAlias(tuple, parts), "")
+        else:
+            found = self._class(origin, items) if isinstance(origin, type) else None
+        return self.near(found[0]) if isinstance(found, tuple) and not self.accepts(found[0]) else found
 
-    def _union(self, members: tuple[Any, ...]) -> Rewrite | None:
+    def _item(self, hint: Any) -> Any:
+        found = self.near(hint)
+        return found[0] if isinstance(found, tuple) else None
+
+    def _union(self, members: tuple[Any, ...]) -> _Fix:
         some = [member for member in members if member is not type(None)]
-        if len(some) < len(members):
-            return self._optional(union_of(some))
         good = [member for member in some if self.accepts(member)]
-        if len(good) <= 1:
-            return Rewrite(good[0]) if good else self.rewrite(some[0])
-        bare = list(map(simplify, good))
-        for hint in reversed(good):  # what holds several, instead of it or one item
-            items, origin = typing.get_args(hint), typing.get_origin(hint)
-            if origin in (list, tuple, collections.abc.Sequence) and any(simplify(item) in bare for item in items):
-                if origin is not tuple or Ellipsis in items:
-                    return Rewrite(hint, "of one item, where there is one")
-                if self.returns:
-                    return Rewrite(_tuple_of([items[0], *(Optional[item] for item in items[1:])]))
-                return Rewrite(hint, "of the same one, where there is one")
-        special = [each for each in good if isinstance(each, type) and issubclass(each, _ONE_OF_ITS_NAME)]
-        if len(special) == 1 and set(good) == {special[0], str}:
-            return Rewrite(special[0], "alone")
-        if self.returns:
-            return Rewrite(Tensor) if Tensor in good else Rewrite(_tuple_of(good))
-        return Rewrite(None, "of which one is given", {f"_{_word(each)}": Optional[each] for each in good})
-
-    def _optional(self, inner: Any) -> Rewrite | None:
-        if not self.returns:
-            found = self.rewrite(inner)
-            if found is None or found.text or found.parameters:
+        if len(some) < len(members):
+            found = self.near(union_of(some))
+            if not isinstance(found, tuple):
                 return found
-            return found._replace(hint=Optional[found.hint])
-        if not self.accepts(inner):
-            return self.rewrite(inner)
-        items = typing.get_args(inner)
-        if typing.get_origin(inner) is list or Ellipsis in items:
-            return Rewrite(inner, "empty in the place of None")
-        if typing.get_origin(inner) is tuple and set(items) == {Tensor}:
-            return Rewrite(_tuple_of(Optional[item] for item in items))
-        if _fields(inner) is not None:
-            return Rewrite(inner, "whose tensors are Tensor | None")
-        return Rewrite(tuple[bool, inner], "whether there is one, and the value")
+            if not self.returns:
+                return Optional[found[0]], found[1]
+            return (found[0], "empty in the place of None") if getattr(found[0], "__origin__", None) is list else None
+        if len(good) < 2:
+            return (good[0], "") if good else self.near(some[0])
+        for each in good:
+            if {*typing.get_args(each)} & {*good} and not (self.returns and typing.get_origin(each) is tuple):
+                return each, "also for a single item"
+        if self.returns:
+            return (Tensor, "") if {*good} <= {Tensor, int, float, bool, complex} else None
+        names = ("choice" if typing.get_origin(each) is Literal else str(each.__name__).lower() for each in good)
+        parts = (f"{self.name}_{name}: {code(each)} | None = None" for name, each in zip(names, good, strict=True))
+        return ", ".join(parts) + ", of which one is given"
 
-    def _list(self, item: Any) -> Rewrite | None:
-        """For items that are no items of a list."""
-        item, _ = strip(item)
-        inner, items = typing.get_origin(item), typing.get_args(item)
-        if (near := self._list_of(item)) is not None:
-            return near
-        if inner in (list, collections.abc.Sequence) and (flat := self._list_of(items[0])) is not None:
+    def _class(self, cls: type, items: tuple[Any, ...]) -> _Fix:
+        known = _INSTEAD | (_INSTEAD_IN_RETURNS if self.returns else {})
+        for base in cls.__mro__[:-1] or cls.__mro__:
+            if found := known.get(base) or known.get(f"{base.__module__}.{base.__name__}"):
+                return found
+            if self.accepts(base):
+                return base, ""
+        if dataclasses.is_dataclass(cls) or hasattr(cls, "_fields") or typing_extensions.is_typeddict(cls):
+            return None  # its fields have fixes of their own
+        if issubclass(cls, collections.abc.Mapping):
+            item = self._item(items[1] if len(items) == 2 else Tensor)
+            hint = annotated(types.GenericAlias(dict, (str, item)), [Keys("a", "b")])
+            return None if item is None else (hint, "with the keys that it has")
+        if cls is tuple and not items:
+            return (tuple[Tensor, Tensor] if self.returns else tuple[int, int]), "or of the types of its items"
+        if issubclass(cls, collections.abc.Iterable):
+            return self._list(items[0]) if items else (list[Tensor], "or of the type of its items")
+        is_of_users = cls.__module__.partition(".")[0] not in ("torch", "builtins", "numpy")
+        return f"@dataclass(frozen=True) above {cls.__name__}, with fields of supported types" if is_of_users else None
+
+    def _list(self, item: Any) -> _Fix:
+        if self.accepts(whole := types.GenericAlias(list, item)):
+            return whole, ""
+        if self.returns and item is float:
+            return Tensor, "of torch.float64"
+        new = self._item(item)
+        if typing.get_origin(new) in (list, collections.abc.Sequence) and not self.returns:
             note = "all items, and how many are in each list"
-            both = {"": flat.hint, "_counts": list[int]}
-            return Rewrite(_tuple_of(both.values()), note) if self.returns else Rewrite(None, note, both)
-        if _is_mapping(inner or item):
-            return self._mapping((str, _list(items[1] if len(items) == 2 else Tensor)))
-        columns = {key: self._list_of(each) for key, each in (_fields(item) or {}).items()}
-        if columns and None not in columns.values():
-            named = {f"_{key}": column.hint for key, column in columns.items() if column is not None}
-            note = "a list for each field"
-            return Rewrite(_tuple_of(named.values()), note) if self.returns else Rewrite(None, note, named)
-        if self.accepts(item):
-            return Rewrite(tuple[item, item], "of as many as there are")
-        found = self.rewrite(item)
-        if found is None or found.hint is None:
-            return found
-        return Rewrite(_list(found.hint), found.note)
-
-    def _list_of(self, item: Any) -> Rewrite | None:
-        """The list of such items, or the nearest to one."""
-        if self.accepts(_list(item)):
-            return Rewrite(_list(item))
-        if self.returns and item in (float, str, bool):
-            return {float: Rewrite(Tensor, "of torch.float64"), str: Rewrite(str, 'joined, for example by "\\n"'),
-                    bool: Rewrite(list[int])}[item]  # fmt: skip
-        everything = union_members(item)
-        members = [member for member in everything if member is not type(None)]
-        if len(members) == 1 < len(everything):
-            if self.returns and self.accepts(tuple[item, item]):
-                return Rewrite(tuple[item, item], "of as many as there are")
-            known = self.accepts(_list(members[0]))
-            return Rewrite(_list(members[0]), "with a value that stands for None") if known else None
-        good = [member for member in members if len(members) > 1 and self.accepts(_list(member))]
-        return Rewrite(_list(str if str in good else good[0])) if good else None
-
-    def _mapping(self, items: tuple[Any, ...]) -> Rewrite | None:
-        value = items[1] if len(items) == 2 else Tensor
-        found = Rewrite(value) if self.accepts(value) else self.rewrite(value)
-        if found is None or found.hint is None:
-            return found
-        hint = annotated(types.GenericAlias(dict, (str, found.hint)), [Keys("a", "b")])
-        note = "with the keys that it has"
-        return Rewrite(hint, note if items else f"{note}; or a @dataclass(frozen=True) with a field for each key")
-
-    def _class(self, cls: Any, hint: Any, items: tuple[Any, ...]) -> Rewrite | None:
-        known = (_RELATIVES_OF_RETURNS if self.returns else _RELATIVES).get(cls)
-        if known is not None and (not items or known == _CHOICES):
-            return Rewrite(*known)
-        if not isinstance(cls, type):
-            return None
-        if _is_mapping(cls) and not typing_extensions.is_typeddict(cls):
-            return self._mapping(items)
-        fields = _fields(cls)
-        if fields is not None:
-            given = dict(zip(getattr(cls, "__parameters__", ()), items, strict=False))
-            if given:
-                typed = ", ".join(f"{key}: {code(given.get(each, each))}" for key, each in fields.items())
-                name = cls.__name__ + "".join(f"Of{_word(item).capitalize()}" for item in items)
-                return Rewrite(text=f"@dataclass(frozen=True) class {name}: {typed}")
-            for key, each in fields.items():  # the first that does not work
-                if not self.accepts(each) and (found := self.rewrite(each)) is not None:
-                    return Rewrite(text=f"in {cls.__name__}, {_text(found, each, key, False)}", note=found.note)
-            return None
-        if issubclass(cls, collections.abc.Iterable) and len(items) > 0:
-            return self._list(items[0])
-        if issubclass(cls, enum.Enum):
-            is_number = issubclass(cls, (int, enum.Flag))
-            return Rewrite(int, "its value") if is_number else Rewrite(str, "its name")
-        if issubclass(cls, torch.nn.Module):
-            return Rewrite(list[Tensor], "its parameters")
-        if issubclass(cls, pathlib.PurePath):
-            return Rewrite(str)
-        if cls.__module__.split(".")[0] == "numpy":
-            if cls.__name__ == "dtype" or cls.__name__.startswith("bool"):
-                return Rewrite(torch.dtype if cls.__name__ == "dtype" else bool)
-            number = next((ours for abstract, ours in _NUMBERS if issubclass(cls, abstract)), None)
-            return Rewrite(number) if number is not None else Rewrite(Tensor, "which torch.from_numpy makes")
-        if (base := next((each for each in cls.__mro__[1:-1] if self.accepts(each)), None)) is not None:
-            return Rewrite(base)
-        if cls.__module__.split(".")[0] in ("torch", "builtins"):
-            return None
-        return Rewrite(text=f"@dataclass(frozen=True) above {cls.__name__}, with fields of types that work")
-
-
-def _list(item: Any) -> Any:
-    return types.GenericAlias(list, item)
-
-
-def _tuple_of(items: Iterable[Any]) -> Any:
-    return types.GenericAlias(tuple, tuple(items))
-
-
-def _is_mapping(cls: Any) -> bool:
-    return isinstance(cls, type) and issubclass(cls, collections.abc.Mapping)
-
-
-def _fields(hint: Any) -> dict[str, Any] | None:
-    """The types of the fields of a class, or of a tuple."""
-    if typing.get_origin(hint) is tuple and Ellipsis not in typing.get_args(hint):
-        return {str(i): item for i, item in enumerate(typing.get_args(hint))}
-    if not isinstance(hint, type):
-        return None
-    is_one = dataclasses.is_dataclass(hint) or hasattr(hint, "_fields") or typing_extensions.is_typeddict(hint)
-    return typing_extensions.get_type_hints(hint) if is_one else None
-
-
-def _word(hint: Any) -> str:
-    """A word for a type, to be part of a name."""
-    origin = typing.get_origin(hint)
-    return "choice" if origin is Literal else str(getattr(origin or hint, "__name__", "other")).lower()
+            return f"{self.name}: {code(new)}, {self.name}_counts: list[int], {note}"
+        return None if new is None or new == item else (types.GenericAlias(list, new), "")
 
 
 # The types of nodes, as one writes them in a signature: for messages --------------------------------------------------

@@ -23,16 +23,10 @@ T = TypeVar("T")
 
 
 class Mutates:
-    """In ``Annotated[Tensor, Mutates]``: the op mutates this argument. ``Mut[Tensor]`` is short for it.
-
-    Example:
-        >>> @custom_op("mylib::add_")
-        ... def add_(x: Annotated[Tensor, Mutates], y: Tensor) -> None:
-        ...     x += y
-    """
+    """The metadata of `Mut`: the op writes the argument."""
 
 
-#: ``Mut[Tensor]`` is ``Annotated[Tensor, Mutates]``: the op mutates this argument.
+#: ``x: Mut[Tensor]``: the op writes this argument.
 Mut = Annotated[T, Mutates]
 
 

@@ -110,9 +110,9 @@ class HintReader:
             if item is Mutates or isinstance(item, Mutates):
                 if self.returns or not node.holds_tensors:
                     self.fail(
-                        f"{self._what(node.path)} is annotated with Mutates, which is for arguments with tensors",
+                        f"{self._what(node.path)} is annotated with Mut, which is for arguments with tensors",
                         fix="-> Tensor, and Mut[Tensor] for a parameter that the op writes to" if self.returns
-                        else f"leave Mutates out, or {node.path}: Mut[Tensor]",
+                        else f"leave Mut out, or {node.path}: Mut[Tensor]",
                     )  # fmt: skip
                 node = _written(node)
             elif isinstance(item, SameAs):

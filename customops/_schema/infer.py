@@ -16,9 +16,8 @@ from typing import Any, ForwardRef, NamedTuple, NoReturn, Optional
 import torch
 import typing_extensions
 
-from customops import _torch
 from customops._schema.advice import lowered, misfit, plain_fix
-from customops._schema.annotations import annotated, show, strip, union_members, with_items
+from customops._schema.annotations import annotated, show, union_members, with_items
 from customops._schema.hints import HintReader
 from customops._schema.model import REQUIRED, Alias, Argument, Return, Schema
 from customops._schema.structure import BY_KEYWORD, Group, Leaf, Node, Parameter, Signature, TupleForm, Values
@@ -109,7 +108,7 @@ def infer_schema(
     Args:
         fn: the function. Every parameter and the return must be annotated.
         mutates_args: names of the arguments that `fn` mutates, or "unknown" if it may mutate every tensor. None: those
-            annotated with `Mutates`.
+            annotated with `Mut`.
         op_name: a name to put before the schema.
         tags: `torch.Tag.inplace` and `torch.Tag.out` add the alias annotations of the returns.
 
@@ -167,28 +166,6 @@ def read(
     if is_plain and all([parameter.is_plain for parameter in parameters]):
         return Inferred(schema, tags, None)
     return Inferred(schema, tags, Signature(tuple(parameters), result, returns_plainly=is_plain))
-
-
-def line_of_hints(fn: Callable[..., Any], op: str) -> str:
-    """The line of shapes that hints say: ``Annotated[Tensor, "n k"]``, or those of jaxtyping."""
-    reader = _Reader(fn, op, ())
-
-    def entry(hint: Any) -> str | None:
-        """What is said of a tensor, or of those of a list; "" if nothing is, None for what holds no tensors."""
-        bare, metadata = strip(hint)
-        said = next((each for each in metadata if isinstance(each, str)), None)
-        inner = [found for found in map(entry, typing.get_args(bare)) if found is not None]
-        return said or (inner[0] if inner else "" if bare is torch.Tensor else None)
-
-    found = [entry(reader.resolve(each.annotation)) for each in reader.signature.parameters.values()]
-    result = reader.resolve(reader.signature.return_annotation)
-    several = typing.get_origin(strip(result)[0]) is tuple
-    returned = [entry(each) for each in (typing.get_args(strip(result)[0]) if several else (result,))]
-    if "" in returned:
-        fix = 'Annotated[Tensor, "n k"], or shapes="n k -> n k"'
-        reader.fail("shapes=True: the hints say nothing of the shape of a result", fix=fix)
-    inputs = [text or f"*_{i}" for i, text in enumerate(found) if text is not None]  # of any shape, if nothing is said
-    return f"{', '.join(inputs)} -> {', '.join(text for text in returned if text is not None)}"
 
 
 class _Reader:
@@ -250,7 +227,7 @@ class _Reader:
         type_ = schema_type(annotation) if kind in _NAMED else None
         if default is None:  # `k: int = None` is meant as Optional[int]
             type_ = schema_type(Optional[annotation]) or type_
-        if type_ is not None and not (type_ == "ScalarType[]" and _torch.schema.dtypes_in_lists_are_numbers()):
+        if type_ is not None:
             node: Node = Leaf(name, name, type_, default=default)
         elif kind is inspect.Parameter.VAR_POSITIONAL:
             node = self.hints.node(types.GenericAlias(tuple, (annotation, Ellipsis)), name, name, written=annotation)
@@ -318,7 +295,7 @@ class _Reader:
                     fix="a quoted annotation (or any, after `from __future__ import annotations`) is evaluated in the "
                     "function's module: import or define the name there, not inside a function",
                 )
-        if isinstance(annotation, type) and not hasattr(annotation, "__origin__"):  # list[int] is a type on Python 3.10
+        if isinstance(annotation, type):
             return annotation
         origin, items = typing.get_origin(annotation), typing.get_args(annotation)
         if origin is None or origin is typing.Literal:

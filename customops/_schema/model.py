@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import keyword
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Final, NamedTuple
@@ -180,6 +180,10 @@ class Schema:
 
     def __str__(self) -> str:
         return self.text
+
+    def by_name(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the values that a call passes, by the names of the arguments."""
+        return dict(zip((argument.name for argument in self.positional), args, strict=False)) | dict(kwargs)
 
     @cached_property
     def exact_key(self) -> tuple[Any, ...]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import itertools
-import keyword
 import re
 from collections.abc import Callable
 from typing import Any
@@ -44,7 +43,7 @@ def _reason(error: Exception, schema: str) -> str:
     """The reason in an error of torch's parser, with the word that it points at."""
     if isinstance(error, IndexError):
         return "a number in it is out of range"
-    if isinstance(error, UnicodeError) or (not str(error) and not schema.isascii()):  # empty on Python 3.10
+    if isinstance(error, UnicodeError):
         return "names must be ASCII"
     text = str(error).rpartition("please report a bug to PyTorch. ")[2]  # what an internal assert says after its own
     lines = [line for line in text.splitlines() if line.strip()]
@@ -113,8 +112,6 @@ def signature_of(schema: Schema) -> inspect.Signature:
     parameters = []
     try:
         for argument in schema.arguments:
-            if keyword.iskeyword(argument.name):  # Python 3.10 takes it
-                raise ValueError(argument.name)
             kind = inspect.Parameter.KEYWORD_ONLY if argument.kwarg_only else inspect.Parameter.POSITIONAL_OR_KEYWORD
             default = argument.default if argument.has_default else inspect.Parameter.empty
             parameters.append(inspect.Parameter(argument.name, kind, default=default, annotation=argument.type_text))

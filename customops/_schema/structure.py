@@ -77,7 +77,7 @@ def _with_fields(cls: Any, /, **fields: Any) -> Any:
 
     The constructor is not called: what it does was done when the object was made that is put together again here.
     """
-    made = object.__new__(cls)  # not by way of its __dict__, which Dynamo of torch 2.11 cannot trace
+    made = object.__new__(cls)
     for key, value in fields.items():
         object.__setattr__(made, key, value)
     return made

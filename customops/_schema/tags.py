@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -71,32 +71,6 @@ def check_tags(schema: Schema, tags: tuple[torch.Tag, ...], **context: str) -> N
         raise SchemaError(problem, got=str(schema), **context)
 
 
-# What compilers have to keep of the strides of an op's tensors, by name -----------------------------------------------
-
-#: "needs_contiguous": the kernel gets contiguous tensors. "exact_strides": it gets the strides that it would get
-#: without a compiler; so does an op that says nothing. "stride_order": the same order of strides. "flexible": any.
-Layout = Literal["needs_contiguous", "exact_strides", "stride_order", "flexible"]
-
-_TAGS = {
-    "needs_contiguous": torch.Tag.needs_contiguous_strides,
-    "exact_strides": torch.Tag.needs_exact_strides,
-    "stride_order": torch.Tag.needs_fixed_stride_order,
-    "flexible": torch.Tag.flexible_layout,
-}
-
-
-def tags_of(given: Tags, layout: Any, op: str) -> tuple[torch.Tag, ...]:
-    """The tags of an op that torch.compile may rely on, with that of a layout if there is one."""
-    tags = tuple(dict.fromkeys((torch.Tag.pt2_compliant_tag, *normalize_tags(given))))
-    if layout is None:
-        return tags
-    if not isinstance(layout, str) or layout not in _TAGS:
-        expected = " or ".join(f'"{name}"' for name in _TAGS)
-        raise DefinitionError("layout= has an invalid value", op=op, expected=expected, got=brief(layout))
-    wanted = _TAGS[layout]
-    other = next((tag for tag in _TAGS.values() if tag in tags and tag is not wanted), None)
-    if other is not None:
-        raise DefinitionError(
-            "layout= and tags= disagree", op=op, expected=f"tags without {other}", got=f"layout={layout!r}, {other}"
-        )
-    return tags if wanted in tags else (*tags, wanted)
+def tags_of(given: Tags) -> tuple[torch.Tag, ...]:
+    """Return the tags of an op, and the tag by which torch.compile may rely on it."""
+    return tuple(dict.fromkeys((torch.Tag.pt2_compliant_tag, *normalize_tags(given))))

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from customops._torch.tensors import without_modes
+from customops._torch import hooks
 from customops.errors import CustomOpsError
 
 _C: Any = torch._C
@@ -32,8 +32,6 @@ Handler = Callable[[OpOverload, tuple[Any, ...], dict[str, Any]], Any]
 
 #: The handlers of ops, entered into DTensor's table when that is loaded.
 _handlers: dict[OpOverload, Handler] = {}
-#: ``explain(name of the op)``: the error for an op without a rule, or None for an op of others.
-explain: Callable[[str], Exception | None]
 
 
 def is_loaded() -> bool:
@@ -125,7 +123,7 @@ def explain_missing(module: Any) -> None:
         try:
             return propagate(self, op_call, *args, **kwargs)
         except NotImplementedError as error:
-            better = explain(op_call.name()) if not isinstance(error, CustomOpsError) else None  # noqa: F821
+            better = hooks.missing_sharding(op_call.name()) if not isinstance(error, CustomOpsError) else None
             if better is None:
                 raise
         raise better
@@ -141,17 +139,6 @@ def sharding_of(overload: OpOverload) -> Callable[..., Any] | None:
     return found.args[0] if isinstance(found, functools.partial) and found.args else found
 
 
-def call_by_torch(overload: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A call with DTensors as DTensor itself makes it, by the rule of its own `register_sharding`."""
-    handlers = _dispatcher()._custom_op_handlers
-    handler = handlers.pop(overload, None)
-    try:
-        return overload(*args, **kwargs)
-    finally:
-        if handler is not None:
-            handlers[overload] = handler
-
-
 def spec_of(tensor: Any) -> Any:
     """What a DTensor is of: mesh, placements, and the shape, strides and dtype of the whole."""
     return tensor._spec
@@ -160,15 +147,6 @@ def spec_of(tensor: Any) -> Any:
 def local_of(tensor: Any) -> Any:
     """What this process has of a tensor."""
     return tensor._local_tensor if is_dtensor(tensor) else tensor
-
-
-def is_spec(value: Any) -> bool:
-    return isinstance(value, importlib.import_module("torch.distributed.tensor._dtensor_spec").DTensorSpec)
-
-
-def is_sum(placement: Any) -> bool:
-    """Is it a part of a sum, mean or the like, to be reduced by what `reduce_op` says?"""
-    return type(placement) is public().Partial
 
 
 def spec_like(spec: Any, placements: Sequence[Any]) -> Any:
@@ -265,20 +243,12 @@ _FIRST = 1_000_000
 
 
 @functools.cache
-def simulated_mesh(device_type: str, shape: tuple[int, ...], rank: int) -> Any:
-    """A mesh without processes, seen from the process at `rank`; no other mesh is equal to it."""
-    size = math.prod(shape)
-    first = _FIRST * (rank + 1)
-    ranks, names = torch.arange(first, first + size).view(shape), tuple(f"customops_{i}" for i in range(len(shape)))
+def simulated_mesh(device_type: str, shape: tuple[int, ...]) -> Any:
+    """Return a mesh without processes, seen from its first process; no other mesh is equal to it."""
+    ranks = torch.arange(_FIRST, _FIRST + math.prod(shape)).view(shape)
+    names = tuple(f"customops_{i}" for i in range(len(shape)))
     module = importlib.import_module("torch.distributed.device_mesh")
-    return module.DeviceMesh(device_type, ranks, mesh_dim_names=names, _init_backend=False, _rank=first + rank)
-
-
-@contextlib.contextmanager
-def simulating() -> Iterator[None]:
-    """Run as if no mode was active and no compiler traced, without gradients."""
-    with _one_rank(), without_modes(), torch.no_grad():
-        yield
+    return module.DeviceMesh(device_type, ranks, mesh_dim_names=names, _init_backend=False, _rank=_FIRST)
 
 
 #: Without: opcheck does not check gradients of DTensors

@@ -17,7 +17,7 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 
 from customops._torch.inductor import keep_calls_apart
-from customops.errors import CustomOpsError, is_users, users_call
+from customops.errors import is_users
 
 _C: Any = torch._C
 
@@ -57,102 +57,43 @@ def while_tracing(fn: _F) -> _F:
     return fn
 
 
-#: The ``__get__`` of classes that return the object itself, so that there is nothing to trace in it. torch 2.11 would
-#: trace it for what an instance holds, too, where Python calls none, and fail.
-gets_of_themselves: list[Any] = []
-
-
-def leave_out_gets(module: Any) -> None:
-    is_of_c = getattr(module, "is_wrapper_or_member_descriptor", None)
-    if is_of_c is not None and not hasattr(module.UserDefinedClassVariable, "resolve_cls_plain_attr"):  # since 2.12
-        module.is_wrapper_or_member_descriptor = lambda value: (
-            any(value is get for get in gets_of_themselves) or is_of_c(value)
-        )
-
-
 @while_tracing
 def stop_tracing(
     cls: Any, problem: str, op: str, fix: str, argument: str | None = None, expected: str | None = None
 ) -> None:
     """Have Dynamo, which traces the caller, not compile the call; where it must, this is its error."""
-    error = cls(problem, op=op, argument=argument, expected=expected, where=_traced_call(), fix=fix)
-    raise _plain(error, breaks=True)
-
-
-def said_plainly(error: CustomOpsError, *, breaks: bool = False) -> CustomOpsError:
-    """What to raise where a fake runs: in a call that Dynamo traces, an error that it passes on without its own text.
-
-    Dynamo puts others in the middle of its advice and 140 lines of frames. `breaks`: the graph may break there.
-    """
-    tracer = _tracer()
-    if error.where is None:
-        error.where = users_call() if tracer is None else _traced_call()
-        error.args = (error._message(),)
-    if tracer is None or torch._dynamo.config.suppress_errors or _catches(tracer):
-        return error
-    return _plain(error, breaks=breaks)
-
-
-def _plain(error: CustomOpsError, *, breaks: bool) -> CustomOpsError:
-    kind = _plain_kind(cast(Any, type(error)), breaks)
-    if kind is None:
-        return error
-    said = kind(str(error))
+    error = cls(problem, op=op, argument=argument, expected=expected, where=traced_call(), fix=fix)
+    said = _breaking(cls)(str(error))
     said.__dict__.update(vars(error), plain=error)
-    return cast(CustomOpsError, said)
-
-
-def _traced_call() -> str | None:
-    """The line of the user's code that Dynamo traces."""
-    stack = torch._guards.TracingContext.extract_stack()
-    return next(
-        (f"{each.name} ({each.filename}:{each.lineno})" for each in reversed(stack) if is_users(each.filename)), None
-    )
-
-
-def _tracer() -> Any:
-    """What traces the user's code, if a frame above looks for the fake result of a call in it."""
-    code = getattr(getattr(sys.modules.get("torch._dynamo.utils"), "run_node", None), "__code__", None)
-    frame: types.FrameType | None = sys._getframe(1)
-    while code is not None and frame is not None and frame.f_code is not code:
-        frame = frame.f_back
-    while code is not None and frame is not None:
-        if "tx" in frame.f_locals:
-            return frame.f_locals["tx"]
-        frame = frame.f_back
-    return None
-
-
-def _catches(tracer: Any) -> bool:
-    """May the code that is traced catch what a fake raises? From torch 2.15 on it can."""
-    if not hasattr(sys.modules["torch._dynamo.exc"], "FakeTensorObservedException"):
-        return False
-    while tracer is not None:
-        if tracer.block_stack or getattr(tracer.current_instruction, "exn_tab_entry", None) is not None:
-            return True
-        tracer = getattr(tracer, "parent", None)
-    return False
+    raise said
 
 
 @functools.cache
-def _plain_kind(cls: Any, breaks: bool) -> Any:
-    """The class `cls`, made one of those that Dynamo lets through as they are; None where torch has no such classes."""
-    exc = importlib.import_module("torch._dynamo.exc")
-    names = ("Unsupported",) if breaks else ("Unsupported", "UncapturedHigherOrderOpError", "TorchRuntimeError")
-    kinds: list[Any] = [getattr(exc, name, None) for name in names]
-    if None in kinds or issubclass(cls, NotImplementedError):  # which Dynamo wraps first
-        return None
+def _breaking(cls: Any) -> Any:
+    """Return the class `cls`, made an error at which Dynamo breaks the graph."""
+    unsupported: Any = importlib.import_module("torch._dynamo.exc").Unsupported
     members: dict[str, Any] = {
         "__module__": cls.__module__,
         "__qualname__": cls.__qualname__,
         "__doc__": cls.__doc__,
-        "__init__": vars(kinds[0])["__init__"],
+        "__init__": vars(unsupported)["__init__"],
         "__str__": lambda self: str(self.plain),  # Dynamo adds to the arguments
         "__reduce__": lambda self: self.plain.__reduce__(),
     }
-    if not breaks:  # a call that is inlined takes the mark off
-        members["skip_frame"] = property(lambda self: True, lambda self, value: None)
-    return type(cls.__name__, (cls, *kinds), members)
+    return type(cls.__name__, (cls, unsupported), members)
+
+
+def is_tracing() -> bool:
+    """Return whether Dynamo, or a compiler below it, traces now."""
+    return torch._guards.TracingContext.try_get() is not None
+
+
+def traced_call() -> str | None:
+    """Return the line of the user's code that Dynamo traces, or None."""
+    stack = torch._guards.TracingContext.extract_stack()
+    return next(
+        (f"{each.name} ({each.filename}:{each.lineno})" for each in reversed(stack) if is_users(each.filename)), None
+    )
 
 
 #: Name of an op that was traced -> a number that changes with everything that compiled code was traced from.

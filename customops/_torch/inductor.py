@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
-import inspect
 import re
 import sys
-import warnings
 import weakref
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch._ops import OpOverload, OpOverloadPacket
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_leaves
 
+from customops._torch import hooks
 from customops._torch.dispatcher import call_plainly_in_trace, device_key
 from customops._torch.library import followed, torch_op_of
 from customops._torch.tensors import (
     TorchDispatchMode,
     is_lazy,
-    known,
     known_to_differ,
     may_overlap,
     memory_id,
@@ -33,21 +30,16 @@ from customops._torch.tensors import (
 )
 
 #: Without: compile caches return what an earlier definition of an op was compiled to
-#: What compiled code depends on of the ops of these names, or None where none of them is ours.
-FingerprintOf = Callable[[set[str]], str | None]
-#: Entered by `patches.install`.
-fingerprint_of: FingerprintOf = lambda names: None  # noqa: E731
 
 
 def add_fingerprints(codecache: Any) -> None:
     """Put fingerprints in the keys of the caches of AOTAutograd and inductor: torch's hold the names of ops alone.
 
-    Both pickle the attributes of this class. The keys of graphs without our ops stay as they are, unless code in them
-    may be replaced by one.
+    Both pickle the attributes of this class. The keys of graphs without our ops stay as they are.
     """
 
     def add(details: Any, gm: Any, *_args: Any, **_kwargs: Any) -> None:
-        names = {pattern.op for pattern in _patterns}
+        names: set[str] = set()
         for module in gm.modules() if gm is not None else ():
             for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
                 for value in (node.target, *node.args, *node.kwargs.values()):  # those given to a higher-order op, too
@@ -56,7 +48,7 @@ def add_fingerprints(codecache: Any) -> None:
                     elif isinstance(value, OpOverloadPacket):  # in a graph of Dynamo, where the op was called so
                         name = value._qualified_op_name
                         names.update((name, *(f"{name}.{overload}" for overload in value.overloads())))
-        fingerprint = fingerprint_of(names) if gm is not None else None
+        fingerprint = hooks.fingerprint(names) if gm is not None else None
         if fingerprint is not None:
             details.customops_fingerprint = fingerprint
 
@@ -81,26 +73,6 @@ def add_storage_offset(lowering: Any) -> None:
 
 def _expression(number: int | torch.SymInt) -> Any:
     return number.node.expr if isinstance(number, torch.SymInt) else int(number)
-
-
-def correct_as_strided(lowering: Any) -> None:
-    """Before torch 2.13, inductor adds the offset of ``as_strided`` to the start of an input, not of its storage.
-
-    If the input has an offset itself, an op that writes to a row of it would write elsewhere.
-    """
-    original = getattr(lowering, "as_strided", None)
-    if original is None or "storage_offset_relative_to_input_storage" in inspect.signature(original).parameters:
-        return
-
-    def as_strided(x: Any, size: Any, stride: Any, storage_offset: Any = None) -> Any:
-        result = original(x, size, stride, storage_offset)
-        graph: Any = torch._inductor.virtualized.V.graph.module.graph
-        inputs = [node for node in graph.find_nodes(op="placeholder") if node.target == result.get_name()]
-        if storage_offset is not None and inputs:
-            result.data.layout.offset -= _expression(inputs[0].meta["val"].storage_offset())
-        return result
-
-    lowering.register_lowering(torch.ops.aten.as_strided.default, type_promotion_kind=None)(as_strided)
 
 
 def keep_calls_apart(overload: OpOverload) -> None:
@@ -213,17 +185,8 @@ def _lower(fn: Callable[..., Any], graph: Any, args: Any, kwargs: Any) -> Any:
 # What inductor writes for a call of an op of ours in the Python code of a graph ---------------------------------------
 
 #: Without: calls in compiled graphs go through the dispatcher
-#: Whether a call may be direct: of an op by this name, on a device by its dispatch key, with these arguments, in which
-#: `TENSOR` stands for each tensor.
-MayBeDirect = Callable[[str, str, tuple[Any, ...], dict[str, Any]], bool]
 #: Stands for a tensor in the arguments of a call.
 TENSOR = object()
-#: Entered by `patches.install`, as is ``direct_call(qualname, device, allocated=False)``, which returns what graphs
-#: call in the place of the dispatcher, where that may be. Compiled code finds it by its module and name. And
-#: ``kernel_for(qualname, args, kwargs)``: which of several kernels is to run for fakes, or None.
-may_be_direct: MayBeDirect = lambda *call: False  # noqa: E731
-direct_call: Any = None
-kernel_for: Callable[[str, tuple[Any, ...], dict[str, Any]], str | None] = lambda *call: None  # noqa: E731
 
 
 def call_directly(ir: Any) -> None:
@@ -257,7 +220,7 @@ def _name_directly(node: Any, wrapper: Any, ir: Any, outs: Sequence[Any] = ()) -
         return
     device = device_key(types.pop())
     args, kwargs = node.unflatten_args([TENSOR] * len(node.inputs), node.constant_args)
-    if not may_be_direct(overload._name, device, tuple(args), {**node.kwargs, **kwargs}):
+    if not hooks.may_be_direct(overload._name, device, tuple(args), {**node.kwargs, **kwargs}):
         return
     kernel = _kernel_for(graph, node, overload)
     # Of two ops, perhaps: the number tells them apart.
@@ -267,8 +230,8 @@ def _name_directly(node: Any, wrapper: Any, ir: Any, outs: Sequence[Any] = ()) -
     name = f"customops_{readable}_{number:08x}_{device}{'_allocated' * bool(outs)}"
     while hasattr(wrapper, "parent_wrapper"):  # the code of a subgraph has no head
         wrapper = wrapper.parent_wrapper
-    wrapper.add_import_once(f"import {direct_call.__module__}")
-    function = f"{direct_call.__module__}.{direct_call.__name__}"
+    wrapper.add_import_once(f"import {hooks.direct_call.__module__}")
+    function = f"{hooks.direct_call.__module__}.{hooks.direct_call.__name__}"
     wrapper.add_import_once(f"{name} = {function}({overload._name!r}, {device!r}{options})")
     node.set_python_kernel_name(name)
 
@@ -278,33 +241,8 @@ def _kernel_for(graph: Any, node: Any, overload: OpOverload) -> str | None:
     calls = [each for each in node.origins if each.target is overload]
     given = (torch.fx.map_arg((each.args, each.kwargs), lambda value: value.meta["val"]) for each in calls)
     with graph.fake_mode:
-        names = {kernel_for(overload._name, *each) for each in given}
+        names = {hooks.kernel_for(overload._name, *each) for each in given}
     return names.pop() if len(names) == 1 else None
-
-
-#: Without: inductor's autotuning does not choose among kernels
-#: Entered by `patches.install`: for each kernel of an op a function that calls it, as one call in a graph.
-kernel_functions: Callable[[Any], list[Callable[..., Any]]] = lambda op: []  # noqa: E731
-
-
-def take_ops_of_ours(module: Any) -> None:
-    """`register_custom_op_autotuning` takes our ops, too; if no other choices are given, it is among their kernels."""
-    original = module.register_custom_op_autotuning
-
-    def register(custom_op: Any, configs: Any = None, *args: Any, **options: Any) -> Any:
-        if not hasattr(custom_op, "_definition"):
-            return original(custom_op, configs, *args, **options)
-        if configs is None and not args and options.get("config_generator") is None:
-            configs = [module.CustomOpConfig(fn) for fn in kernel_functions(custom_op)]
-        overload = custom_op._opoverload
-        if "OpOverload" in (original.__doc__ or ""):
-            return original(overload, configs, *args, **options)
-        of_torch: Any = object.__new__(torch._library.custom_ops.CustomOpDef)  # before 2.12 it takes nothing else
-        of_torch._opoverload, of_torch._init_fn = overload, custom_op._init_fn
-        return original(of_torch, configs, *args, **options)
-
-    register.__wrapped__ = original  # type: ignore[attr-defined]
-    module.register_custom_op_autotuning = register
 
 
 # Out variants in inductor ---------------------------------------------------------------------------------------------
@@ -314,7 +252,7 @@ def take_ops_of_ours(module: Any) -> None:
 # allocates none that the program does not use, and fails where sizes are symbols. So the nodes for ops of ours are made
 # here.
 
-#: Without (since 2.12): inductor does not call out variants, or calls them with other arguments
+#: Without: inductor does not call out variants, or calls them with other arguments
 #: Ops of others that have an out variant of ours.
 _planned: weakref.WeakSet[OpOverload] = weakref.WeakSet()
 
@@ -329,8 +267,6 @@ def _is_ours(op: Any) -> bool:
 
 def correct_out_variants(ir: Any) -> None:
     """Let inductor call the out variants of our ops, as it does those of ops with several results."""
-    if not hasattr(ir, "ExternKernelMultiOut"):  # before 2.12 inductor calls none
-        return
     search: Any = importlib.import_module("torch._library._out_variant")
     find, multiple = search.to_out_variant, ir.ExternKernelMultiOut
     create, codegen = multiple.try_create.__func__, multiple.codegen
@@ -438,143 +374,6 @@ def _copy(graph: torch.fx.Graph, node: torch.fx.Node, read: torch.fx.Node) -> No
         name: given if name == "_all_bases" else torch.fx.map_arg(given, lambda each: copy if each is read else each)
         for name, given in node.kwargs.items()
     }
-
-
-# Patterns of inductor: plain code in a graph that is replaced by a call of an op --------------------------------------
-
-
-#: Without: plain code is not replaced by ops in compiled graphs
-class Pattern(NamedTuple):
-    """Code to look for, and what takes its place; both are functions of tensors and floats."""
-
-    op: str
-    search: Callable[..., Any]
-    replace: Callable[..., Any]
-    #: Arguments that the code is traced with. Tensors stand for those of their dtype and number of dimensions.
-    examples: Callable[[], Iterable[tuple[Any, ...]]]
-    floats: dict[str, float]  #: arguments that are numbers in the code, with a value that nothing else has
-    has_gradient: Callable[[], bool]
-
-
-_patterns: list[Pattern] = []
-
-
-def add_pattern(pattern: Pattern) -> Callable[[], None]:
-    """Let inductor look for a pattern in graphs; the result ends that."""
-    _patterns.append(pattern)
-    _pass.traced = None
-
-    def remove() -> None:
-        _patterns[:] = [each for each in _patterns if each is not pattern]
-        _pass.traced = None
-
-    return remove
-
-
-class _Pass:
-    """The pass of inductor that replaces the patterns. They are traced when the first graph comes."""
-
-    traced: Any = None
-
-    def apply(self, graph: Any) -> int:
-        if not _patterns:
-            return 0
-        traced = self.traced  # another thread may forget it meanwhile
-        if traced is None:
-            matcher = importlib.import_module("torch._inductor.pattern_matcher")
-            with torch.utils._python_dispatch._disable_current_modes(), torch.random.fork_rng(devices=()):
-                examples = [(pattern, list(pattern.examples())) for pattern in _patterns]
-            # torch 2.11 passes the device of the graph
-            traced = matcher.init_once_fakemode(lambda *_: self._trace_all(matcher, examples))()
-        count: int = traced.apply(graph)
-        return count
-
-    def _trace_all(self, matcher: Any, examples: list[tuple[Pattern, list[tuple[Any, ...]]]]) -> Any:
-        """Each pattern as it is in graphs with gradients and in those without. For several samples it may be one."""
-        traced = matcher.PatternMatcherPass()
-        for pattern, samples in examples:
-            for sample in samples:
-                try:
-                    for trace in (matcher.joint_fwd_bwd, matcher.fwd_only)[not pattern.has_gradient() :]:
-                        matcher.register_replacement(
-                            pattern.search,
-                            pattern.replace,
-                            [_without_data(each, trace is not matcher.fwd_only) for each in sample],
-                            trace,
-                            traced,
-                            extra_check=functools.partial(_fits, pattern, samples),
-                            scalar_workaround=pattern.floats,
-                            skip_duplicates=True,
-                        )
-                except Exception as error:  # other programs, that may not even have the op, are to be compiled
-                    warnings.warn(
-                        f"{pattern.op}: a pattern of register_replacement cannot be traced, and is left out: {error!r}",
-                        stacklevel=2,
-                    )
-        self.traced = traced
-        return traced
-
-
-_pass = _Pass()
-
-
-def add_pass(joint: Any) -> None:
-    joint.pass_patterns.insert(0, _pass)  # before torch's own, which may take parts of the code
-
-
-def _fits(pattern: Pattern, examples: list[tuple[Any, ...]], match: Any) -> bool:
-    """Is the code that was found one for tensors like those of a sample, and would the op return the same kind?
-
-    torch looks at the operations alone: they may be of other dtypes, broadcast, or have a number where a tensor was.
-    """
-    names = inspect.signature(pattern.search).parameters
-    # torch 2.11 matches numbers as constants, which are not in kwargs; any number gives the same shapes
-    given = [_value_of(match.kwargs.get(name, pattern.floats.get(name))) for name in names]
-    if not any(_are_like(given, example) for example in examples):
-        return False
-    results = [each for each in tree_leaves(pattern.replace(*given)) if isinstance(each, torch.Tensor)]
-    found = [_value_of(node) for node in match.output_nodes()]
-    for one, other in zip(results, found, strict=False):
-        if not isinstance(other, torch.Tensor) or (one.dtype, one.dim()) != (other.dtype, other.dim()):
-            return False
-        lengths = zip((*one.shape, *one.stride()), (*other.shape, *other.stride()), strict=True)
-        if not all(known(a == b) for a, b in lengths):
-            return False
-    return len(results) <= len(found)
-
-
-def _value_of(value: Any) -> Any:
-    return value.meta.get("val") if isinstance(value, torch.fx.Node) else value
-
-
-def _are_like(values: list[Any], examples: tuple[Any, ...]) -> bool:
-    """Are these the same kinds of values as those of a sample, and those sizes equal that are equal there?"""
-    sizes: dict[int, Any] = {}
-    for value, example in zip(values, examples, strict=True):
-        if not isinstance(example, torch.Tensor):
-            if type(value) is not float:
-                return False
-            continue
-        kind = (example.dtype, example.dim(), example.device)
-        if not isinstance(value, torch.Tensor) or (value.dtype, value.dim(), value.device) != kind:
-            return False
-        pairs = zip(value.shape, example.shape, strict=True)
-        if not all(known(sizes.setdefault(wanted, size) == size) for size, wanted in pairs):
-            return False
-    return True
-
-
-def _without_data(value: Any, requires_grad: bool) -> Any:
-    """A tensor of the same kind without data, made under the fake mode that is active."""
-    if not isinstance(value, torch.Tensor):
-        return value
-    return torch.empty_strided(
-        value.size(),
-        value.stride(),
-        dtype=value.dtype,
-        device=value.device,
-        requires_grad=requires_grad and value.is_floating_point(),
-    )
 
 
 # ----------------------------------------------------------------------------------------------------------------------

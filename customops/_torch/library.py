@@ -7,12 +7,10 @@ import functools
 import importlib
 import itertools
 import operator
-import os
-import sys
 import types
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -20,10 +18,11 @@ from torch._library import custom_ops as _torch_custom_ops
 from torch._library import simple_registry as _torch_registry
 from torch._ops import OpOverload as OpOverload
 from torch._ops import OpOverloadPacket as OpOverloadPacket
-from torch._ops import _OpNamespace, _refresh_packet
+from torch._ops import _refresh_packet
 from torch.library import Library as Library
 
 from customops._torch.dispatcher import has_kernel
+from customops.errors import UnregisteredError
 
 # torch.ops: what is done before an op is found there, and before a namespace is first used ----------------------------
 
@@ -50,106 +49,24 @@ TORCHS = frozenset(
     xnnpack""".split()
 )
 
-#: Without: lazy ops, callbacks of when_defined and entry points are not found
+#: Without: a definition that fails leaves its namespace in torch.ops
 _ops: Any = torch.ops
 _Ops: Any = type(_ops)
 
-#: Code that defines ops: where it looks a namespace up, that is no use of it.
-_DEFINES = (
-    os.path.dirname(os.path.dirname(__file__)) + os.sep,
-    torch.library.__file__,
-    os.path.dirname(_torch_custom_ops.__file__) + os.sep,
-)
-
-#: Namespaces that are not in `torch.ops` yet, because something comes before their first use.
-_held: dict[str, _OpNamespace] = {}
-
-
-class _Watched(_OpNamespace):
-    """A namespace that asks before it looks for an op. What was found once is an attribute, and found without it."""
-
-    __module__ = _OpNamespace.__module__  # programs that are saved hold it, in the names of ops
-
-    def __getattr__(self, op_name: str) -> Any:
-        if not op_name.startswith("__"):
-            _looks_up(f"{self.name}::{op_name}", _is_use(sys._getframe().f_back))
-            if op_name in vars(self):
-                return vars(self)[op_name]
-        return super().__getattr__(op_name)
-
-
-def _is_use(caller: types.FrameType | None) -> bool:  # C++ may have no frame
-    return caller is None or not caller.f_code.co_filename.startswith(_DEFINES)
-
 
 def namespace_of_ops(name: str) -> Any:
-    """``torch.ops.<name>``, without that being a use of it."""
-    return vars(_ops).get(name) or getattr(_ops, name)
+    """Return ``torch.ops.<name>``."""
+    return getattr(_ops, name)
 
 
 def exists(name: str) -> bool:  # torch makes ``torch.ops.<name>`` on first look
-    return name in vars(_ops) or name in _held
+    return name in vars(_ops)
 
 
 def forget(name: str) -> None:
     """Undo that look."""
     if vars(_ops).pop(name, None) is not None and name in _ops._dir:
         _ops._dir.remove(name)
-
-
-def hold(name: str) -> None:
-    """Take a namespace out of `torch.ops` until `release`: `before_use` hears of its first use."""
-    _held[name] = vars(_ops).get(name) or _OpNamespace(name)
-    forget(name)
-
-
-def release(name: str) -> None:
-    found = _held.pop(name, None)
-    if found is not None:
-        setattr(_ops, name, found)
-        _ops._dir.append(name)
-
-
-def watch(name: str) -> None:
-    """Let `looks_up` hear of ops that are looked for in a namespace."""
-    found = namespace_of_ops(name)
-    if type(found) is _OpNamespace:
-        found.__class__ = _Watched
-
-
-_looks_up: Callable[[str, bool], object]
-
-
-def follow(before_use: Callable[[str, bool], object], looks_up: Callable[[str, bool], object]) -> None:
-    """Set who is asked: ``before_use(namespace, is_use)`` before a namespace is made or while it is held,
-    ``looks_up("ns::op", is_use)`` before an op that is not found yet in a namespace that is watched.
-
-    torch looks in ``torch.ops.ns`` for what is no attribute yet; that is when, and the only time, this costs anything.
-    """
-    global _looks_up
-    _looks_up, make_namespace = looks_up, _Ops.__getattr__
-
-    def namespace(ops: Any, name: str) -> Any:
-        if not name.startswith("__"):
-            before_use(name, _is_use(sys._getframe().f_back))
-        return _held.get(name) or vars(ops).get(name) or make_namespace(ops, name)
-
-    _Ops.__getattr__ = namespace
-
-
-def watch_definitions(begins: Callable[[str], object], ends: Callable[[str], object]) -> None:
-    """Call ``begins(qualname)`` and ``ends(qualname)`` around a definition by torch.library.custom_op."""
-    cls: Any = _torch_custom_ops.CustomOpDef
-    define = cls.__init__
-
-    def __init__(self: Any, namespace: str, name: str, *args: Any, **kwargs: Any) -> None:
-        begins(f"{namespace}::{name}")
-        try:
-            define(self, namespace, name, *args, **kwargs)
-        finally:
-            ends(f"{namespace}::{name}")
-
-    cls.__init__ = __init__
 
 
 # torch.library.Library: defining, registering, looking up, and removing without a trace -------------------------------
@@ -196,10 +113,10 @@ def why_refused(packet: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
 
 
 def overload_of(qualname: str, overload: str = "") -> OpOverload:
-    """The OpOverload of an op that is defined, without that being a use of it."""
+    """Return the OpOverload of an op that is defined."""
     namespace, _, name = qualname.partition("::")
     ops = namespace_of_ops(namespace)
-    packet = vars(ops).get(name) or _OpNamespace.__getattr__(ops, name)
+    packet = getattr(ops, name)
     return cast(OpOverload, getattr(packet, overload or "default"))
 
 
@@ -305,23 +222,11 @@ def destroy_library(library: Library) -> None:
     # When the object is collected, torch takes down the ops of these names once more: whoever has them by then.
     _clear_torch_ops_cache(library._op_defs)
     torch.library._defs.difference_update(library._op_defs)
-    torch.library._impls.difference_update(library._op_impls)  # torch 2.11 refuses who registers any of these anew
     library._op_defs.clear()
     library._op_impls.clear()
 
 
-def forget_packets(names: Iterable[str]) -> None:
-    """Let `torch.ops` make the packets of these names anew, as a function of torch 2.13 does."""
-    for qualname in names:
-        namespace, name = qualname.partition(".")[0].split("::")
-        ops = vars(torch.ops).get(namespace)
-        if ops is not None and name in vars(ops):
-            delattr(ops, name)
-            if name in ops._dir:
-                ops._dir.remove(name)
-
-
-_clear_torch_ops_cache: Callable[[set[str]], None] = getattr(torch.library, "_clear_torch_ops_cache", forget_packets)
+_clear_torch_ops_cache: Callable[[set[str]], None] = torch.library._clear_torch_ops_cache
 
 
 def remember_kernel(namespace: str, name: str, key: str, kernel: tuple[Callable[..., Any], bool] | None) -> None:
@@ -339,9 +244,18 @@ def remember_kernel(namespace: str, name: str, key: str, kernel: tuple[Callable[
 
 
 def _gone(*args: Any, **kwargs: Any) -> None:
-    raise RuntimeError(
-        "a kernel was unregistered; under a dispatch mode, torch cannot find the kernel of another library below it"
-    )
+    raise UnregisteredError("the op was unregistered")
+
+
+def lost_kernel(op: str, key: str) -> Callable[..., Any]:
+    """Return a function that raises in the place of the kernel of another library, which torch no longer remembers."""
+
+    def lost(*args: Any, **kwargs: Any) -> None:
+        problem = f"cannot call the {key} kernel of another library under a dispatch mode: customops once replaced it"
+        fix = "register the kernel again, or call the op outside the mode"
+        raise UnregisteredError(problem, op=op, fix=fix)
+
+    return lost
 
 
 def install_view_fallback(library: Library, name: str) -> None:

@@ -13,7 +13,7 @@ from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from typing import Any
 
-from customops._torch import autograd, distributed, dynamo, inductor, library, probes, tensors
+from customops._torch import autograd, distributed, dynamo, hooks, inductor, library, probes, tensors
 
 #: Modules of torch, and what changes them: called with the module when it is loaded.
 PATCHES: tuple[tuple[str, Callable[[Any], object]], ...] = (
@@ -25,15 +25,11 @@ PATCHES: tuple[tuple[str, Callable[[Any], object]], ...] = (
     # torch takes the offset of a view in its storage for one in the input, and functionalizes only ops that return
     # tensors.
     ("torch._higher_order_ops.auto_functionalize", tensors.correct_functionalization),
-    # Before 2.12 Dynamo traces a __get__ for what an instance holds, where Python calls none, and fails.
-    ("torch._dynamo.variables.user_defined", dynamo.leave_out_gets),
     # inductor takes the symbolic offset of a view for 0 (pytorch/pytorch#198068).
     ("torch._inductor.lowering", inductor.add_storage_offset),
-    # Before 2.13 inductor counts the offset of as_strided from the start of an input (pytorch/pytorch#175325).
-    ("torch._inductor.lowering", inductor.correct_as_strided),
     # inductor lets an op write over memory that it reads (pytorch/pytorch#198031).
     ("torch._inductor.fx_passes.reinplace", inductor.separate_reads),
-    # inductor calls out variants, which it has since 2.12, with arguments in another order, or fails.
+    # inductor calls out variants with arguments in another order, or fails.
     ("torch._inductor.ir", inductor.correct_out_variants),
     # The counter takes the operations of a custom operator for none, without a word (pytorch/pytorch#131041).
     ("torch.utils.flop_counter", library.count_flops),
@@ -43,50 +39,27 @@ PATCHES: tuple[tuple[str, Callable[[Any], object]], ...] = (
     # The lines that guards name are those of this package. `output_graph` has a name of its own for the same function.
     ("torch._dynamo.guards", dynamo.hide_frames),
     ("torch._dynamo.output_graph", dynamo.hide_frames),
-    # Decompositions, lowerings and patterns are given before inductor loads.
+    # Decompositions and lowerings are given before inductor loads.
     ("torch._inductor.decomposition", inductor.enter_decompositions),
     ("torch._inductor.lowering", inductor.enter_lowerings),
-    ("torch._inductor.fx_passes.joint_graph", inductor.add_pass),
     # export makes a table of its own each time.
     ("torch.export.decomp_utils", inductor.enter_in_export),
     # Sharding rules are given before DTensor loads, and for an op without one DTensor's error says nothing of ours.
     ("torch.distributed.tensor", distributed.enter_handlers),
     ("torch.distributed.tensor._dispatch", distributed.explain_missing),
-    # Autotuning takes ops of torch.library alone, and no kernels of theirs.
-    ("torch._inductor.kernel.custom_op", inductor.take_ops_of_ours),
     # Calls in graphs go through the dispatcher.
     ("torch._inductor.ir", inductor.call_directly),
 )
 
 
-def install(
-    *,
-    before_use: Callable[[str, bool], object],
-    looks_up: Callable[[str, bool], object],
-    definition_begins: Callable[[str], object],
-    definition_ends: Callable[[str], object],
-    kernel_registered: Callable[[str], object],
-    library_loaded: Callable[[], object],
-    profiling_changed: Callable[[bool], object],
-    fingerprint: inductor.FingerprintOf,
-    may_be_direct: inductor.MayBeDirect,
-    direct_call: Callable[..., Callable[..., Any]],
-    kernel_for: Callable[[str, tuple[Any, ...], dict[str, Any]], str | None],
-    kernel_functions: Callable[[Any], list[Callable[..., Any]]],
-    explain_sharding: Callable[[str], Exception | None],
-) -> None:
-    """Change torch, once in a process. The arguments are what the rooms above do where torch has no hook for them."""
+def install() -> None:
+    """Change torch, once in a process. The changed functions call those of `hooks`."""
     if _waiting in sys.meta_path:  # `importlib.reload`
         return
     with probes.stand_ins():
-        library.follow(before_use, looks_up)  # torch.ops: `__getattr__`
-        library.watch_definitions(definition_begins, definition_ends)  # torch.library.custom_op: `CustomOpDef.__init__`
-        library.watch_registrations(kernel_registered)  # torch.library.Library: `impl`
-        library.watch_loading(library_loaded)  # torch.ops: `load_library`
-        library.watch_profiling(profiling_changed)  # torch.autograd.profiler: `_run_on_profiler_start` and `_stop`
-        distributed.explain = explain_sharding
-        inductor.fingerprint_of, inductor.may_be_direct, inductor.direct_call = fingerprint, may_be_direct, direct_call
-        inductor.kernel_for, inductor.kernel_functions = kernel_for, kernel_functions
+        library.watch_registrations(hooks.kernel_registered)  # torch.library.Library: `impl`
+        library.watch_loading(hooks.kernel_registered)  # torch.ops: `load_library`
+        library.watch_profiling(hooks.profiling_changed)  # torch.autograd.profiler: its start and stop
         sys.meta_path.insert(0, _waiting)
         for module, change in PATCHES:
             when_loaded(module, change)

@@ -15,8 +15,6 @@ import torch
 from torch._library import opaque_object as _opaque
 from torch._ops import OpOverload as OpOverload
 from torch._ops import _OpNamespace
-from torch.library import Library
-from torch.utils._python_dispatch import _disable_current_modes
 
 _C: Any = torch._C
 
@@ -34,21 +32,6 @@ def dtypes_by_number() -> dict[int, torch.dtype]:
     dtypes = {value for value in vars(torch).values() if isinstance(value, torch.dtype)}
     schemas = {dtype: f"f(ScalarType x={str(dtype).removeprefix('torch.')}) -> ()" for dtype in dtypes}
     return {_C.parse_schema(text).arguments[0].default_value: dtype for dtype, text in schemas.items()}
-
-
-@functools.cache
-def dtypes_in_lists_are_numbers() -> bool:
-    """Do kernels get a list of dtypes as their numbers, as on torch 2.11? Seen by a call of an op made for it."""
-    library = Library("customops_probe", "FRAGMENT")
-    seen: list[Any] = []
-    try:
-        library.define("dtypes(ScalarType[] x) -> ()")
-        library.impl("dtypes", seen.extend, "CompositeExplicitAutograd")
-        with _disable_current_modes():
-            torch.ops.customops_probe.dtypes([torch.float32])
-    finally:
-        library._destroy()
-    return not isinstance(seen[0], torch.dtype)
 
 
 #: In the order of c10::Layout and c10::MemoryFormat.

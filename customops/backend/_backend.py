@@ -213,7 +213,8 @@ class Backend:
                 raise BackendError("wrap() takes a CPU tensor or a writable NumPy array", got=got) from error
             return self._memory.adopt(host, index)
         if _compat.is_functional(value) or (type(value) is not Tensor and _torch.tensors.is_abstract(value)):
-            raise WrongDeviceError("wrap() takes memory", op=self.name, got=f"a {type(value).__name__}, while tracing")
+            got = f"a {type(value).__name__}, while tracing"
+            raise WrongDeviceError("wrap() takes a tensor with memory", op=self.name, got=got)
         try:
             return self._memory.adopt(self._memory.plain(value), index)
         except UnsupportedError as error:

@@ -87,7 +87,7 @@ class Arguments:
     def __init__(self, fn: Callable[..., Any], language: str, names: Iterable[str] | None = None) -> None:
         self.fn, self.language, self.by_position = fn, language, names is not None
         if not callable(fn):
-            raise ArgumentError(f"a kernel of {language} is a function", argument="fn", got=brief(fn))
+            raise ArgumentError(f"a {language} kernel must be a function", argument="fn", got=brief(fn))
         if names is None:
             parameters: Iterable[inspect.Parameter] = ()
             with contextlib.suppress(ValueError, TypeError):  # they cannot be known

@@ -88,7 +88,7 @@ class Pair:
         self, ctx: Any, inputs: tuple[Any, ...], output: Any, keyword_only_inputs: dict[str, Any] | None = None
     ) -> None:
         assert self.save is not None
-        values = dict(zip((a.name for a in self.schema.positional), inputs, strict=True)) | (keyword_only_inputs or {})
+        values = self.schema.by_name(inputs, keyword_only_inputs or {})
         saved = self.save(self.inputs_type(*(values[a.name] for a in self.schema.arguments)), output)
         leaves, spec = _torch.tensors.tree_flatten(saved)
         ctx.save_for_backward(*(leaf for leaf in leaves if isinstance(leaf, Tensor)))
@@ -215,9 +215,7 @@ def parse_name(qualname: str) -> Name:
     """``ns::name`` of an op to be found. Overloads are refused."""
     name = Name.parse(qualname)
     if name.overload:
-        raise DefinitionError(
-            "the legacy API does not handle an overload in the name", got=brief(qualname), fix=repr(name.packet)
-        )
+        raise DefinitionError("the legacy API does not support overloads", op=qualname, fix=f"use {name.packet!r}")
     return name
 
 
@@ -283,7 +281,7 @@ def define(qualname: str, fn: Fn | None, text: str | None, tags: tuple[torch.Tag
                 where=where(fn) if fn is not None else None,
                 fix="choose another name, or remove that op first: customops.legacy._destroy",
             )
-        return CustomOp._of(default.add(spec, Rules(LateFake(), GatedAutograd(pair))), pair, None)
+        return CustomOp._of(default._add(spec, Rules(LateFake(), GatedAutograd(pair))), pair, None)
 
 
 def _check_signature(fn: Fn, schema: Schema, op: str) -> None:

@@ -26,7 +26,7 @@ from customops._op.registry import default
 from customops.checks._inputs import copy_tensors, quiet
 from customops.checks._trial import Trial
 from customops.errors import ArgumentError, UnsupportedError, brief
-from customops.logging._calls import Call, Given, Ops, Watcher
+from customops.recording._calls import Call, Given, Ops, Watcher
 
 log = logging.getLogger("customops")
 
@@ -59,9 +59,9 @@ def dump(directory: str | Path, *, ops: Ops = None, when: When = "failing", limi
         ArgumentError: `when` is something else.
 
     Example:
-        >>> with customops.logging.dump("dumps"):
+        >>> with customops.recording.dump("dumps"):
         ...     model(x)
-        >>> customops.logging.replay("dumps/mylib.scale-1234-0.pt")
+        >>> customops.recording.replay("dumps/mylib.scale-1234-0.pt")
     """
     if when not in ("failing", "all") and not callable(when):
         raise ArgumentError(
@@ -150,7 +150,7 @@ def _encoded(value: Any) -> Any:
     if isinstance(value, torch.device):
         return {"device": str(value)}
     if not isinstance(value, _PLAIN):
-        raise UnsupportedError("an argument that cannot be written", got=type(value).__name__)
+        raise UnsupportedError("a file cannot hold an argument of this type", got=type(value).__name__)
     return value
 
 
@@ -254,13 +254,13 @@ def load(file: str | Path, *, map_location: Any = None) -> SavedCall:
             version, args, kwargs = held.pop("format"), held.pop("args"), held.pop("kwargs")
             texts = (*held.values(), *kwargs)
             if version != _FORMAT or not isinstance(args, list) or not all(isinstance(text, str) for text in texts):
-                raise ValueError("the format is another")
+                raise ValueError(f"format {_FORMAT} was expected")
             named = {name: _decoded(value) for name, value in kwargs.items()}
             return SavedCall(args=tuple(_decoded(args)), kwargs=named, **held)
         except Exception as error:
             is_advice = isinstance(error, pickle.UnpicklingError)  # to run the code in the file
             raise ArgumentError(
-                "the file was not written by customops.logging.dump, or it is damaged",
+                "the file was not written by customops.recording.dump, or it is damaged",
                 argument="file",
                 got=str(file) if is_advice else f"{file}: {brief(error, 300)}",
                 fix='map_location="cpu", if it holds tensors of a device that is not here',

@@ -1,6 +1,6 @@
-"""Which kernel was measured to be the fastest: files of such choices, which count here, and for which arguments.
+"""Stored choices: the fastest kernels for buckets of arguments, from files and from measurements in this process.
 
-A file has one choice on each line, sorted, so that git merges it. It is TOML:
+A file is TOML with one choice on each line, sorted, so that git merges it:
 ``"mylib::norm | cuda NVIDIA H100 | torch 2.13 | x=float32[64,4096]" = "v2"``.
 """
 
@@ -20,8 +20,8 @@ from customops import _torch
 from customops._dispatch import preference
 from customops._dispatch.registrations import Registration, lock
 from customops._dispatch.results import given
+from customops._rules import choice
 from customops._schema.model import Schema
-from customops._torch.tensors import tensors_in
 from customops.errors import RegistrationError, user_source
 
 __tracebackhide__ = True  # pytest leaves the frames out
@@ -38,7 +38,7 @@ _measured: list[tuple[str, Choices]] = []
 
 
 def tuned(path: str | os.PathLike[str], /) -> Registration:
-    """Let the choices among kernels of a file count, which ``python -m customops tune`` or `op.autotune` wrote.
+    """Let the choices among kernels of a file count, which ``python -m customops tune`` or `autotune` wrote.
 
     A library calls it where it defines its ops. They come after what is preferred, and before priorities; a later file
     counts more, and the file that ``CUSTOMOPS_TUNED_FILE`` names more than all.
@@ -50,9 +50,9 @@ def tuned(path: str | os.PathLike[str], /) -> Registration:
         RegistrationError: the file cannot be read, or has a line that is no choice.
 
     Example:
-        >>> customops.tuned(Path(__file__).with_name("tuned.toml"))
+        >>> customops.tuning.tuned(Path(__file__).with_name("tuned.toml"))
     """
-    return _add(_files, os.fspath(path), _expected(os.fspath(path)))
+    return _add(_files, os.fspath(path), read(os.fspath(path)))
 
 
 def add(choices: Choices) -> Registration:
@@ -128,14 +128,7 @@ def write(file: str | os.PathLike[str], choices: Choices) -> None:
     fresh.replace(path)
 
 
-def _expected(file: str, place: str | None = None) -> dict[Key, str]:
-    choices = read(file, place)
-    for op in dict.fromkeys(op for op, *_ in choices):
-        preference.expect(file, op)
-    return choices
-
-
-_of_environment = functools.lru_cache(maxsize=8)(_expected)
+_of_environment = functools.lru_cache(maxsize=8)(read)
 
 
 def counting(op: str | None = None) -> dict[Key, tuple[str, str]]:
@@ -169,7 +162,7 @@ class Stored:
 
     def at(self, keys: Sequence[Callable[..., Any]], args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[str, str]:
         """The hardware and the bucket of arguments."""
-        return hardware(device_of(self.schema, args, kwargs)), bucket(self.schema, keys, args, kwargs)
+        return hardware(choice.device_of(self.schema, args, kwargs)), bucket(self.schema, keys, args, kwargs)
 
 
 def stored(op: str, schema: Schema, device_type: str | None) -> Stored | None:
@@ -183,17 +176,6 @@ def stored(op: str, schema: Schema, device_type: str | None) -> Stored | None:
 
 
 _made = functools.lru_cache(maxsize=4096)(Stored)
-
-
-def device_of(schema: Schema, args: Sequence[Any], kwargs: dict[str, Any]) -> torch.device | None:
-    """Where a call runs; None: it has neither a tensor nor a device."""
-    values = given(schema, args, kwargs)
-    devices: list[Any] = [x.device for x in tensors_in([value for _, value in values])]
-    devices += [value for argument, value in values if argument is schema.device_argument and value]
-    # Beside tensors of another device, those of the CPU are numbers: the dispatcher goes by the former.
-    return next((each for each in map(torch.device, devices) if each.type != "cpu"), None) or (
-        torch.device(devices[0]) if devices else None
-    )
 
 
 @functools.lru_cache(maxsize=64)
@@ -243,3 +225,6 @@ def _up_to(size: Any) -> str:
     while size > bound:
         bound *= 2
     return str(bound)
+
+
+choice.stored_choices = stored

@@ -1,9 +1,10 @@
-"""Measures the kernels of an op on samples, and lets the fastest count from then on. Of many ranks, the first does."""
+"""Measurement of the kernels of an op on samples. In a process group, rank 0 measures for all ranks."""
 
 from __future__ import annotations
 
 import logging
 import math
+import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -13,14 +14,14 @@ import torch
 from torch import Tensor
 
 from customops import _torch
-from customops._dispatch import tuning
 from customops._dispatch.callbacks import completer
-from customops._dispatch.names import first_line
 from customops._dispatch.preference import choose_from_now_on, here, prefer
 from customops._dispatch.results import given
 from customops._dispatch.scopes import samples_of
-from customops._rules.choice import REFERENCE
-from customops.errors import CustomOpsError, RegistrationError, did_you_mean
+from customops._op.op import CustomOpDef
+from customops._rules.choice import REFERENCE, device_of
+from customops.errors import CustomOpsError, RegistrationError, did_you_mean, entry, first_line
+from customops.tuning import _choices
 
 __tracebackhide__ = True  # pytest leaves the frames out
 
@@ -45,18 +46,39 @@ class Tuned:
     left_out: dict[str, str]
 
     @property
-    def key(self) -> tuning.Key:
+    def key(self) -> _choices.Key:
         return self.op, self.hardware, self.torch, self.arguments
 
 
+@entry
 def autotune(
-    op: Any,
-    samples: Iterable[Any] | None,
-    kernels: Sequence[str] | None,
-    file: Any,
+    op: CustomOpDef[Any, Any],
+    samples: Iterable[Any] | None = None,
+    kernels: str | Sequence[str] | None = None,
+    *,
+    file: str | os.PathLike[str] | None = None,
     tell: Callable[[str], None] = lambda text: None,
 ) -> list[Tuned]:
-    """See `CustomOpDef.autotune`; `tell` is told which sample is measured."""
+    """Measure the kernels of an op, and choose the fastest for such arguments from now on, in this process.
+
+    A kernel whose results differ from those of the reference, or else of the first kernel, is left out, and logged. In
+    a process group each rank must call it: rank 0 measures, and all ranks take its choices.
+
+    Args:
+        samples: arguments, as `register_samples` takes them. None: the op's samples.
+        kernels: the names of the kernels to measure. None: all.
+        file: the choices are put into this file, too; see `tuned`.
+        tell: called with a text before each sample.
+
+    Returns:
+        a choice for each bucket of arguments that the samples are in; its `seconds` are those of a call.
+
+    Raises:
+        RegistrationError: there is nothing to choose, or the ranks have different files.
+
+    Example:
+        >>> autotune(double, [(torch.randn(64, n),) for n in (128, 4096)], file="tuned.toml")
+    """
     known, kernels = op._rules.kernel.names(), [kernels] if isinstance(kernels, str) else kernels
     for name in ("",) if kernels == [] else kernels or ():
         if name not in known:
@@ -67,14 +89,14 @@ def autotune(
 
     def measure() -> list[Tuned]:
         if file is not None:  # else it would fail when all is measured
-            tuning.check_place(file)
+            _choices.check_place(file)
         found = _measured(op, list(given_samples), kernels, tell)
         if file is not None:
-            tuning.write(file, {each.key: each.kernel for each in found})
+            _choices.write(file, {each.key: each.kernel for each in found})
         return found
 
     found = from_first_rank(measure)
-    tuning.add({each.key: each.kernel for each in found})
+    _choices.add({each.key: each.kernel for each in found})
     return found
 
 
@@ -105,9 +127,9 @@ def check_tuned() -> None:
 
     Example:
         >>> torch.distributed.init_process_group()
-        >>> customops.check_tuned()
+        >>> customops.tuning.check_tuned()
     """
-    mine = tuning.counting()
+    mine = _choices.counting()
     everywhere: list[Any] = [None] * torch.distributed.get_world_size()
     torch.distributed.all_gather_object(everywhere, mine)
     for rank, theirs in enumerate(everywhere):
@@ -122,13 +144,13 @@ def check_tuned() -> None:
                     argument=" | ".join(key[1:]),
                     expected=f"{first}, as in {first_file} of rank 0",
                     got=f"{kernel}, in {file} of rank {rank}",
-                    fix="give all ranks the same files (CUSTOMOPS_TUNED_FILE, customops.tuned)",
+                    fix="give all ranks the same files (CUSTOMOPS_TUNED_FILE, customops.tuning.tuned)",
                 )
 
 
 def _measured(op: Any, samples: list[Any], kernels: Sequence[str] | None, tell: Callable[[str], None]) -> list[Tuned]:
     """The choices for all buckets that the samples are in, by the mean over these of times relative to the fastest."""
-    buckets: dict[tuning.Key, list[tuple[dict[str, float], dict[str, str]]]] = {}
+    buckets: dict[_choices.Key, list[tuple[dict[str, float], dict[str, str]]]] = {}
     operator, rule = op._definition, op._rules.kernel
     complete = completer(operator.schema)
     choose_from_now_on([op._qualname])
@@ -141,8 +163,8 @@ def _measured(op: Any, samples: list[Any], kernels: Sequence[str] | None, tell: 
             if chooser is None:
                 continue
             names = [each.name for each, _ in chooser.kernels if kernels is None or each.name in kernels]
-            at = tuning.bucket(operator.schema, chooser.buckets, call.args, call.kwargs)
-            key = op._qualname, tuning.hardware(call.device), tuning.VERSION, at
+            at = _choices.bucket(operator.schema, chooser.buckets, call.args, call.kwargs)
+            key = op._qualname, _choices.hardware(call.device), _choices.VERSION, at
             buckets.setdefault(key, []).append(call.times(chooser, names))
     if not buckets:
         raise RegistrationError(
@@ -151,12 +173,12 @@ def _measured(op: Any, samples: list[Any], kernels: Sequence[str] | None, tell: 
             got="one kernel for the device of each sample" if samples else None,
             fix="op.register_kernel(device, fn, name=...)"
             if samples
-            else "op.autotune(samples), or op.register_samples",
+            else "customops.tuning.autotune(op, samples), or op.register_samples",
         )
     return [found for key, measured in buckets.items() if (found := _chosen(key, measured)) is not None]
 
 
-def _chosen(key: tuning.Key, measured: list[tuple[dict[str, float], dict[str, str]]]) -> Tuned | None:
+def _chosen(key: _choices.Key, measured: list[tuple[dict[str, float], dict[str, str]]]) -> Tuned | None:
     wrong = {name: why for _, left_out in measured for name, why in left_out.items()}
     logs: dict[str, list[float]] = {}
     for times, _ in measured:
@@ -187,7 +209,7 @@ class _Call:
         self.operator = operator
         detach = lambda x: x.detach() if isinstance(x, Tensor) else x  # noqa: E731
         self.args, self.kwargs = _torch.tensors.tree_map(detach, (tuple(args), kwargs))
-        self.device = tuning.device_of(operator.schema, self.args, self.kwargs)
+        self.device = device_of(operator.schema, self.args, self.kwargs)
         self.writes = bool(operator.schema.mutated)
 
     def fresh(self) -> Any:

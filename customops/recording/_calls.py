@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 
 from customops import _torch
-from customops._describe import notebook
 from customops._describe.render import in_words, outlined, shorter_place, synchronize, table, width_of_screen
 from customops._dispatch.callbacks import Fn
 from customops._dispatch.current_kernel import CurrentKernel, observe, start
@@ -384,9 +383,6 @@ class Recording(Sequence[Call]):
     def __repr__(self) -> str:
         return f"<Recording of {len(self)} calls>"
 
-    def _repr_html_(self) -> str:
-        return notebook.page(repr(self).strip("<>"), notebook.table(self._rows(), _HEAD))
-
 
 _HEAD = ("op", "kernel", "calls", "time", "in kernels", "raised")
 
@@ -409,7 +405,7 @@ def record(ops: Ops = None, *, limit: int = 100_000, synchronize: bool = False) 
         A `Recording`, to which the calls are appended.
 
     Example:
-        >>> with customops.logging.record() as calls:
+        >>> with customops.recording.record() as calls:
         ...     model(x)
         >>> print(calls.summary())
         >>> calls[0].kernel, calls[0].arguments["x"].shape, calls[0].caller
