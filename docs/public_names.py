@@ -14,8 +14,7 @@ from typing import Any
 import customops
 
 HERE = Path(__file__).parent
-#: A module without `__all__`, and modules that have one for the rest of the package.
-NAMES = {"customops.schema": ["infer_schema", "SUPPORTED_PARAM_TYPES", "SUPPORTED_RETURN_TYPES", "tuple_to_list"]}
+#: Modules that have `__all__` for the rest of the package.
 INTERNAL = {"customops.checks.inputs"}
 DIRECTIVE = re.compile(
     r"^\.\. (?:py:)?(?:auto)?(?:function|class|data|exception|method|module)::\s+([\w.]+)", re.MULTILINE
@@ -29,12 +28,12 @@ def modules() -> Iterator[ModuleType]:
         if re.search(r"\._", found.name) or found.name in INTERNAL:
             continue
         module = importlib.import_module(found.name)
-        if found.name in NAMES or "__all__" in vars(module):
+        if "__all__" in vars(module):
             yield module
 
 
 def names(module: ModuleType) -> list[str]:
-    return NAMES.get(module.__name__) or sorted(module.__all__, key=str.lower)
+    return sorted(module.__all__, key=str.lower)
 
 
 def find(path: str) -> Any:

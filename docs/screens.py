@@ -1,8 +1,7 @@
 """Writes screens.md: what `describe`, `explain`, recordings and the command line show, at 60 and 120 columns.
 
-python docs/screens.py            write it anew
-python docs/screens.py --check    is it what would be written? Else the exit status is 1
-python docs/screens.py --photos   take docs/pictures/notebook_light.png and _dark.png, with chromium
+python docs/screens.py           write it anew
+python docs/screens.py --check   exit with status 1 if the page is not what the script would write
 """
 
 from __future__ import annotations
@@ -12,11 +11,8 @@ import importlib
 import io
 import os
 import re
-import shutil
-import subprocess
 import sys
 import tempfile
-import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -78,8 +74,8 @@ def transpose_samples():
 HEAD = """\
 # Screens
 
-What ops, calls and the command line show, at 60 and at 120 columns, and in a notebook. `python docs/screens.py` writes
-this page; a test compares the two. Times are masked. The ops are these:
+What ops, calls and the command line show, at 60 and at 120 columns. `python docs/screens.py` writes this page; a test
+compares the two. Times are masked. The ops are these:
 """
 
 #: What differs from run to run.
@@ -117,7 +113,7 @@ def below_modes(rotate: customops.CustomOpDef[..., torch.Tensor]) -> object:
 
 
 def recorded(rotate: customops.CustomOpDef[..., torch.Tensor]) -> str:
-    with customops.logging.record() as calls:
+    with customops.recording.record() as calls:
         rotate(torch.ones(2, 4), torch.ones(2, 2), torch.ones(2, 2))
     return calls[0].line("kernels").rpartition("  at ")[0]  # without the line in this script
 
@@ -130,72 +126,23 @@ def page(ops: object) -> Iterator[str]:
             os.environ["COLUMNS"] = width
             text = _TIME.sub(_MASKED, str(make()).rstrip())
             yield f"\n{width} columns:\n\n```text\n{text}\n```\n"
-    yield "\n## In a notebook\n"
-    rotate = ops.rotate  # type: ignore[attr-defined]
-    call = rotate.explain(torch.ones(2, 4), torch.ones(2, 2), torch.ones(2, 2))
-    for shown in (report_of(ops), rotate, call, customops.default_registry):
-        yield f"\n```{{raw}} html\n{_TIME.sub(_MASKED, html(shown))}\n```\n"
-    yield "\nA browser shows the same as follows, in a notebook with a light and with a dark theme:\n"
-    yield "\n![A report, an op and a call, light](pictures/notebook_light.png)\n"
-    yield "\n![The same, dark](pictures/notebook_dark.png)\n"
 
 
-def html(shown: object) -> str:
-    text: str = shown._repr_html_()  # type: ignore[attr-defined]
-    return text.replace(f"{os.getcwd()}/", "")
-
-
-def report_of(ops: object) -> customops.checking.Report:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        transpose = ops.transpose  # type: ignore[attr-defined]
-        return customops.check(transpose, only=["test_schema", "test_faketensor"], effort="quick")
-
-
-#: What the themes of JupyterLab do to tables and text that matters to what is shown.
-NOTEBOOK = """<meta charset="utf-8"><style>
-body{font:13px/1.4 system-ui,sans-serif;margin:16px;background:%s;color:%s}table{table-layout:fixed;font-size:12px}
-td,th{text-align:right;vertical-align:middle}code{font-family:monospace}body>div{margin-bottom:24px}
-</style>"""
-THEMES = {"light": ("#ffffff", "#212121"), "dark": ("#111111", "#e0e0e0")}
-
-
-def photographs(ops: object) -> Iterator[str]:
-    """A report, an op and a call as a notebook shows them; the text is that of a browser's page."""
-    rotate = ops.rotate  # type: ignore[attr-defined]
-    call = rotate.explain(torch.ones(2, 4, requires_grad=True), torch.ones(2, 2), torch.ones(2, 2))
-    inside = "".join(html(shown) for shown in (report_of(ops), rotate, call))
-    browser = shutil.which("chromium") or shutil.which("google-chrome")
-    if browser is None:
-        sys.exit("docs/screens.py --photos needs chromium")
-    for theme, colors in THEMES.items():
-        Path("page.html").write_text(NOTEBOOK % colors + inside, encoding="utf-8")
-        file = PAGE.parent / "pictures" / f"notebook_{theme}.png"
-        options = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
-        options += ["--disable-component-update", "--disable-sync", "--disable-quic", "--hide-scrollbars"]
-        options += [f"--user-data-dir={Path('browser').absolute()}", "--window-size=880,730", f"--screenshot={file}"]
-        subprocess.run([browser, *options, Path("page.html").absolute().as_uri()], check=True, stderr=subprocess.PIPE)
-        yield f"wrote {file.relative_to(PAGE.parent)}\n"
-
-
-def made(make: Callable[[object], Iterator[str]] = page) -> str:
-    """What `make` makes, in a directory of its own: places are those of a file there."""
+def made() -> str:
+    """Return the text of the page, made in a temporary directory, so that places are those of a file there."""
     before = os.getcwd()
     with tempfile.TemporaryDirectory() as directory:
         os.chdir(directory)
         sys.path.insert(0, directory)
         try:
             Path("ops.py").write_text(OPS)
-            return "".join(make(importlib.import_module("ops")))
+            return "".join(page(importlib.import_module("ops")))
         finally:
             os.chdir(before)
             sys.path.remove(directory)
 
 
 def main() -> int:
-    if sys.argv[1:] == ["--photos"]:
-        print(made(photographs), end="")
-        return 0
     text = made()
     if sys.argv[1:] == ["--check"]:
         is_same = PAGE.exists() and PAGE.read_text() == text

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
 
-import customops
 from customops._torch.probes import missing, probes
 from customops._versions import release, spelled
 
@@ -23,38 +22,9 @@ YES, NO, UNKNOWN = "yes", "no", "?"
 _HEAD = ("part of torch", "without it")
 
 
-def dtypes_in_lists() -> bool:
-    seen: list[object] = []
-    with customops.Registry().scope() as registry:
-        registry.define("docs_versions::take", "(ScalarType[] x) -> ()")
-        registry.impl("docs_versions::take", "default", seen.extend)
-        torch.ops.docs_versions.take([torch.float32])
-    return seen == [torch.float32]
-
-
-def transforms_in_inference_mode() -> bool:
-    with torch.inference_mode():
-        return torch.func.grad(torch.sin)(torch.zeros(())).item() == 1
-
-
-#: What torch does, and no name shows.
-BEHAVIOUR: dict[tuple[str, str], Callable[[], bool]] = {
-    (
-        "lists in schemas",
-        "kernels of ops defined by `schema=` get numbers for the dtypes, layouts and memory formats in a list",
-    ): dtypes_in_lists,
-    (
-        "`schema`",
-        "in-place and out ops have their tags in customops alone, as `customops.Tag.inplace` and `.out`",
-    ): lambda: hasattr(torch.Tag, "inplace") and hasattr(torch.Tag, "out"),
-    ("torch.func", "derivatives are zero in inference mode, in kernels as elsewhere"): transforms_in_inference_mode,
-}
-
-
 def column() -> dict[tuple[str, str], str]:
     """What this torch has, by row."""
     found = {(f"`{probe.subsystem}`", probe.without): not missing(probe) for probe in probes()}
-    found |= {row: has() for row, has in BEHAVIOUR.items()}
     return {row: YES if has else NO for row, has in found.items()}
 
 

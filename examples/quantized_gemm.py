@@ -65,10 +65,10 @@ def quantized_linear(
     return activate(total if bias is None else total + bias, activation).to(out_dtype or x.dtype)
 
 
-@quantized_linear.register_reference(like=torch.contiguous_format)
+@quantized_linear.register_reference
 def _(x: Tensor, weight: Tensor, quant: Quantization, bias: Any, activation: Activation, *, out_dtype: Any) -> Tensor:
     """The same in torch's operations, from which fake impl, gradients in both modes and more follow."""
-    return activate(F.linear(x, dequantized(weight, quant), bias), activation).to(out_dtype or x.dtype)
+    return activate(F.linear(x, dequantized(weight, quant), bias), activation).to(out_dtype or x.dtype).contiguous()
 
 
 def dequantized(weight: Tensor, quant: Quantization) -> Tensor:

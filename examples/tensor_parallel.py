@@ -2,8 +2,8 @@
 
     $ python examples/tensor_parallel.py     # four processes on gloo; the losses are those of one process
 
-The ops get DTensors: `rms_norm` sequences that are split over processes, `swiglu` features that are. Their fake impls,
-gradients and sharding rules follow from a plain function each.
+The ops get DTensors: `rms_norm` gets sequences that are split over processes, `swiglu` gets split features. Each op has
+a plain function, which gives its fake impl and gradients, and a sharding rule.
 """
 
 from __future__ import annotations
@@ -52,6 +52,17 @@ def plain_swiglu(gate: Tensor, up: Tensor) -> Tensor:
 @custom_op("examples::sharded_swiglu", mutates_args=(), reference=plain_swiglu)
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     return plain_swiglu(gate, up)  # launch a kernel here
+
+
+@rms_norm.register_sharding
+def _(x: Any, weight: Any, eps: float) -> Any:
+    """Every dimension but the last, over which the op takes a mean, can be split."""
+    return [([Shard(dim)], [Shard(dim), Replicate()]) for dim in range(x.ndim - 1)]
+
+
+@swiglu.register_sharding
+def _(gate: Any, up: Any) -> Any:
+    return [([Shard(dim)], [Shard(dim), Shard(dim)]) for dim in range(gate.ndim)]
 
 
 @rms_norm.register_samples

@@ -13,7 +13,8 @@ import torch
 import tvm_ffi
 from torch import Tensor
 
-from customops import custom_op, from_tvm_ffi
+from customops import custom_op
+from customops.languages import from_tvm_ffi
 
 
 def add_into(x: Any, y: Any, out: Any) -> None:

@@ -1,7 +1,7 @@
 """Draw the pictures of README.md and docs/: `make pictures`.
 
 The same data give the same bytes: the table of docs/gradients.md, and call_costs.json, which
-`benchmarks/call_overhead.py --json` writes. A picture brings its own background, light or dark as the reader's system.
+`make call-costs` writes. A picture brings its own background, light or dark as the reader's system.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def _legend(picture: Picture, x: int, y: int, totals: dict[str, list[int]]) -> N
 
 # What a call costs ----------------------------------------------------------------------------------------------
 
-#: The rows that are drawn: what benchmarks/call_overhead.py calls each, and what the picture does.
+#: The cases of call_costs.json that are drawn -> their labels in the picture.
 COSTS = {
     "no gradient": "no gradient",
     "forward": "requires grad, forward",
@@ -220,13 +220,12 @@ def from_reference_to_rules() -> Picture:
         ("fake impl", "compile, export"),
         ("gradients", "both modes, any order"),
         ("vmap", "batches"),
-        ("sharding", "DTensor"),
-        ("cost", "FLOPs"),
+        ("FLOPs", "flop_counter"),
     ]
     picture.text(16, 128, "What follows, unless you register it by hand:", "bold")
     for i, (name, what) in enumerate(rules):
-        picture.box(16 + i * 148, 154, 136, 52, [name, what])
-        picture.path(f"M{84 + i * 148} 154V140H380", "line")
+        picture.box(16 + i * 186, 154, 170, 52, [name, what])
+        picture.path(f"M{101 + i * 186} 154V140H380", "line")
     picture.path("M380 140V76", "line")
     return picture
 
@@ -309,7 +308,7 @@ ASKED = [
 def choice() -> Picture:
     picture = Picture(820, 116 + 62 * len(ASKED), "Which kernel of several runs")
     picture.text(16, 26, "in this order", "bold")
-    picture.text(186, 26, "the first kernel that has no when=, or whose when= says yes, runs", "bold")
+    picture.text(186, 26, "the first kernel without when=, or whose when= returns True, runs", "bold")
     for i, (title, below, about) in enumerate(ASKED):
         y = 40 + 62 * i
         picture.box(16, y, 150, 44, [title, below], "box" if i == 0 else "yours")

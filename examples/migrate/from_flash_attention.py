@@ -1,8 +1,8 @@
 """flash-attention's wrappers: `custom_op` where torch has it, else the plain function, and a `triton_op` of its own.
 
 It looks at torch's version, wraps functions in functions that do nothing on older ones, tries ``torch.ops`` for each op
-and falls back to the function, and has a copy of torch's `triton_op` that looks at ``schema=``. Here the first two are
-``when=``, and the last one is an option.
+and falls back to the function, and has a copy of torch's `triton_op` that looks at ``schema=``. Here the wrapper
+returns an op or the function, which a caller calls directly, and `schema` is an option.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from customops import custom_op, helper, when_defined
+from customops import adopt, custom_op, helper
 
 SUPPORTED = hasattr(torch.library, "custom_op")
 
@@ -29,18 +29,21 @@ def custom_op_wrapper(
     device_types: str | None = None,
     schema: str | None = None,
 ) -> Any:
-    """An op, or on a torch that is too old an object that runs the function: both are called in the same way."""
-    return custom_op(name, fn, mutates_args=mutates_args, device_types=device_types, schema=schema, when=SUPPORTED)
+    """Define an op and return its object; with a torch that is too old, return the function unchanged."""
+    if not SUPPORTED:
+        return fn or (lambda function: function)
+    return custom_op(name, fn, mutates_args=mutates_args, device_types=device_types, schema=schema)
 
 
 @helper
 def register_fake_wrapper(
     op: str, fn: Callable[..., Any] | None = None, /, *, lib: Any = None, _stacklevel: int = 1
 ) -> Any:
-    """Give an op its fake, if it is defined."""
+    """Register the fake impl of an op that `custom_op_wrapper` defined."""
     if fn is None:
         return functools.partial(register_fake_wrapper, op, lib=lib)
-    when_defined(op, lambda defined: defined.register_fake(fn, lib=lib))
+    if SUPPORTED:
+        adopt(op).register_fake(fn, lib=lib)
     return fn
 
 

@@ -1,8 +1,8 @@
 """FlashInfer's `register_custom_op` and `register_fake_op`: switched off upstream, because a call costs too much.
 
-FlashInfer decorates every kernel, and its decorators return the function as it is, so that nothing of it compiles. A
-fork brings the ops back where an environment variable is set before the import. Here they are on, and ``eager=True``
-keeps the cost of a plain call near that of the function.
+FlashInfer decorates every kernel, and its decorators return the function unchanged, so that nothing of it compiles. A
+fork brings the ops back where an environment variable is set before the import. Here they are on, unless the variable
+is 0, and ``eager=True`` keeps the cost of a plain call near that of the function.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from customops import custom_op, helper, when_defined
+from customops import adopt, custom_op, helper
 
 
 def enabled() -> bool:
-    """Are ops to be defined? Asked for each; where not, what a decorator returns runs the function."""
+    """Return whether the decorators define ops; if not, they return the function unchanged."""
     return os.environ.get("FLASHINFER_USE_TORCH_CUSTOM_OPS", "1") != "0"
 
 
@@ -33,18 +33,19 @@ def register_custom_op(
     device_types: str | Sequence[str] | None = None,
     schema: str | None = None,
 ) -> Any:
-    """An op, of which the object is returned; or, without `fn`, a decorator."""
-    return custom_op(
-        name, fn, mutates_args=mutates_args, device_types=device_types, schema=schema, eager=True, when=enabled
-    )
+    """Define an op and return its object; without `fn`, return a decorator."""
+    if not enabled():
+        return fn or (lambda function: function)
+    return custom_op(name, fn, mutates_args=mutates_args, device_types=device_types, schema=schema, eager=True)
 
 
 @helper
 def register_fake_op(name: str, fn: Callable[..., Any] | None = None) -> Any:
-    """Give an op its fake, if it is defined, now or later."""
+    """Register the fake impl of an op that `register_custom_op` defined."""
     if fn is None:
         return functools.partial(register_fake_op, name)
-    when_defined(name, lambda op: op.register_fake(fn))
+    if enabled():
+        adopt(name).register_fake(fn)
     return fn
 
 
@@ -75,10 +76,13 @@ def sampling_module(uri: str) -> Any:
 softmax = sampling_module("f32")
 
 
-@softmax.register_samples
-def _() -> Iterator[tuple[Tensor, ...]]:
+def samples() -> Iterator[tuple[Tensor, ...]]:
     yield torch.ones(4), torch.randn(2, 3)
     yield torch.ones(4), torch.randn(2, 3), torch.full((2, 1), 2.0)
+
+
+if enabled():
+    softmax.register_samples(samples)
 
 
 def main() -> None:

@@ -1,8 +1,8 @@
 """SGLang's `register_custom_op` and `register_custom_op_from_extern`: fakes by the name of an argument, ops on demand.
 
 SGLang defines ops as vLLM does, derives the fake of most of them from one argument, leaves alone an op that is there,
-and, with ``eager=False``, defines an op on its first call, which must then not be under `torch.compile`. Here `like`
-declares the fake, and lazy ops are found by compilers, too. With ``SGLANG_KERNEL_API_LOGLEVEL`` calls are logged.
+and, with ``eager=False``, defines an op on its first call, which must then not be under `torch.compile`. Here every op
+is defined at once, so that compilers find it. With ``SGLANG_KERNEL_API_LOGLEVEL`` calls are logged.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 from torch.library import Library
 
-from customops import CustomOpDef, adopt, custom_op, helper, like
-from customops.logging import dump, log
+from customops import CustomOpDef, adopt, custom_op, helper
+from customops.recording import dump, log
 
 NAMESPACE = "examples_sglang"
 Fn = Callable[..., Any]
@@ -46,15 +46,15 @@ def register_custom_op(
     fake_impl: Fn | None = None,
     eager: bool = True,
 ) -> Any:
-    """An op ``torch.ops.<NAMESPACE>.<op_name>``, of which the object is returned.
+    """Define the op ``torch.ops.<NAMESPACE>.<op_name>`` and return its object.
 
-    Its result is like the argument `out_shape`, a position or a name, or what `fake_impl` returns. With ``eager=False``
-    the op is defined on its first use.
+    Its fake impl returns a tensor like the argument `out_shape`, a position or a name, or is `fake_impl`. The op is
+    defined at once also with ``eager=False``.
     """
     options = {"mutates_args": mutates_args, "out_shape": out_shape, "fake_impl": fake_impl}
     if fn is None:
         return functools.partial(register_custom_op, op_name=op_name, eager=eager, **options)
-    return logged(_register(fn, op_name or fn.__name__, lazy=not eager, **options))
+    return logged(_register(fn, op_name or fn.__name__, **options))
 
 
 @helper
@@ -68,9 +68,10 @@ def register_custom_op_from_extern(
     fake_impl: Fn | None = None,
     computed_args: Mapping[str, Fn] | None = None,
 ) -> Any:
-    """An op of another library's function.
+    """Define an op that calls another library's function.
 
-    The op does not have the arguments `computed_args`: its kernel computes each of the others, which it gets by name.
+    The op does not have the arguments `computed_args`: its kernel computes each one from the other arguments, which are
+    passed by name.
     """
     if computed_args:
         fn = without(fn, computed_args)
@@ -100,11 +101,12 @@ def _register(
     fake_impl: Fn | None,
     *,
     out_dtype: torch.dtype | None = None,
-    lazy: bool = False,
     library: Library | None = None,
 ) -> CustomOpDef[..., Any]:
     if out_shape is not None and fake_impl is not None:
         raise TypeError(f"{name}: out_shape and fake_impl both say what the result is; give one of them")
+    if out_shape is not None:
+        fake_impl = empty_like_argument(fn, out_shape, out_dtype)
     kernel = own_results(fn)
     op = custom_op(
         f"{NAMESPACE if library is None else library.ns}::{name}",
@@ -113,21 +115,32 @@ def _register(
         device_types=device_of_platform(),
         bypass=True,
         on_conflict="skip",
-        lazy=lazy,
         lib=library,
     )
     if getattr(op, "__wrapped__", None) is not kernel:
         return op  # one that was there
-    if out_shape is not None:
-        argument = out_shape if isinstance(out_shape, str) else [*inspect.signature(fn).parameters][out_shape]
-        op.register_fake(like(argument, shape=None if out_dtype is None else argument, dtype=out_dtype))
-    elif fake_impl is not None:
+    if fake_impl is not None:
         op.register_fake(fake_impl)
     return op
 
 
+def empty_like_argument(fn: Fn, argument: int | str, dtype: torch.dtype | None) -> Fn:
+    """Return a fake impl whose result is like an argument; with a dtype, the result has the shape and is contiguous."""
+    signature = inspect.signature(fn)
+    names = [*signature.parameters]
+    name = argument if isinstance(argument, str) else names[argument]
+    if name not in names:
+        raise TypeError(f"{fn.__name__}: out_shape={name!r} is not a parameter; expected one of {', '.join(names)}")
+
+    def fake(*args: Any, **kwargs: Any) -> Tensor:
+        x = signature.bind(*args, **kwargs).arguments[name]
+        return torch.empty_like(x) if dtype is None else x.new_empty(x.shape, dtype=dtype)
+
+    return fake
+
+
 def device_of_platform() -> str:
-    """Where the kernel runs: SGLang has the keys PrivateUse1, XPU and CUDA by hand."""
+    """Return the device type of the kernel; SGLang lists the keys PrivateUse1, XPU and CUDA by hand."""
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     return "cpu" if accelerator is None else accelerator.type
 
@@ -160,7 +173,7 @@ def own(result: Any, given: tuple[Any, ...]) -> Any:
 
 
 def without(fn: Fn, computed_args: Mapping[str, Fn]) -> Fn:
-    """The function with fewer parameters: those named are computed of the others, inside."""
+    """Return the function without some parameters, whose values are computed from the other arguments."""
     whole = inspect.signature(fn, eval_str=True)
     rest = whole.replace(parameters=[each for each in whole.parameters.values() if each.name not in computed_args])
 
