@@ -8,6 +8,7 @@ import logging
 import os
 import sys
 from collections.abc import Iterator
+from types import FunctionType
 from typing import Any
 
 import pytest
@@ -18,7 +19,6 @@ from helpers.isolated import isolated
 from torch.library import Library
 
 import customops
-from customops._dispatch import preference
 
 _counter = itertools.count()
 
@@ -40,12 +40,20 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    isolated.chosen = {item.function for item in session.items if isinstance(item, pytest.Function)}
+    isolated.chosen = {function for item in session.items for function in functions_of(item)}
     # Torch and the tests are there to stay: collections need not go through millions of objects each time, and seldom
     # find anything.
     gc.collect()
     gc.freeze()
     gc.set_threshold(10_000, 20, 20)
+
+
+def functions_of(item: pytest.Item) -> list[object]:
+    """Return the function of a test, and the functions among its parameters, for a test that calls another."""
+    if not isinstance(item, pytest.Function):
+        return []
+    parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
+    return [item.function, *(value for value in parameters if isinstance(value, FunctionType))]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -95,11 +103,10 @@ def _inductor_without_vectors(request: pytest.FixtureRequest) -> None:
 
 @pytest.fixture
 def registry() -> Iterator[customops.Registry]:
-    """A fresh registry; its ops are gone after the test, and so are names that it waited for."""
+    """A fresh registry, whose ops are removed after the test."""
     fresh = customops.Registry()
     yield fresh
     fresh.clear()
-    preference.waiting.clear()
 
 
 @pytest.fixture(autouse=True)

@@ -244,3 +244,27 @@ def test_an_input_left_at_its_default_has_no_gradient(power: Any) -> None:
     with pytest.raises(AutogradError, match="left at its default") as raised:
         power(leaf(1.0)).backward()
     assert raised.value.argument == "c"
+
+
+@pytest.mark.parametrize("more", ["Tensor d, Tensor e", "Tensor[] more"])
+@pytest.mark.parametrize("i", range(5))
+def test_one_of_five_tensors_requires_grad(registry: Registry, ns: str, i: int, more: str) -> None:
+    weights, is_list = (2.0, 3.0, 5.0, 7.0, 11.0), more == "Tensor[] more"
+
+    def weighted(*tensors: Any) -> Tensor:
+        flat = (*tensors[:3], *tensors[3]) if is_list else tensors
+        return torch.stack([w * x for w, x in zip(weights, flat, strict=True)]).sum()
+
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        grads = [w * grad for w in weights]
+        return (*grads[:3], grads[3:]) if is_list else tuple(grads)
+
+    schema = f"(Tensor a, Tensor b, Tensor c, {more}) -> Tensor"
+    op = registry.custom_op(f"{ns}::weighted", weighted, mutates_args=(), schema=schema)
+    op.register_autograd(backward)
+    for _ in range(2):  # the second call takes the fast path
+        tensors = [torch.ones(()).requires_grad_(k == i) for k in range(5)]
+        result = op(*tensors[:3], tensors[3:]) if is_list else op(*tensors)
+        result.backward()
+        found = [None if x.grad is None else x.grad.item() for x in tensors]
+        assert found == [weights[i] if k == i else None for k in range(5)]

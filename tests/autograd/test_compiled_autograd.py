@@ -35,7 +35,7 @@ def test_zeros_of_returns_that_are_not_used(registry: Registry, ns: str) -> None
 def test_the_gradient_of_a_function(registry: Registry, ns: str) -> None:
     """It is not traced: where that has to be, an error says so."""
     op: Any = registry.custom_op(f"{ns}::f", lambda x: x * x, mutates_args=(), schema="(Tensor x) -> Tensor")
-    op.register_autograd_from(lambda x: x * x)
+    op.register_reference(lambda x: x * x, gives="gradients")
 
     def step(fullgraph: bool) -> Tensor:
         x = torch.rand(2, requires_grad=True)

@@ -64,7 +64,7 @@ def test_no_formula_for_an_op_that_is_not_differentiable(bins: Any, ns: str) -> 
         with pytest.raises(RegistrationError, match="declared not to be differentiable"):
             register(lambda ctx, g: g)
     with pytest.raises(RegistrationError, match="declared not to be differentiable"):
-        bins.register_autograd_from(lambda x, *, step: x)
+        bins.register_reference(lambda x, *, step: x, gives="gradients")
 
 
 def test_a_write_by_an_op_that_is_not_differentiable(registry: Registry, ns: str) -> None:

@@ -347,6 +347,16 @@ def test_lists_of_tangents_that_do_not_fit(registry: Registry, ns: str, wrong: A
     assert message in str(caught.value)
 
 
+def test_a_tangent_for_an_integer_result(registry: Registry, ns: str) -> None:
+    op = registry.custom_op(f"{ns}::top", lambda x: (x * 2, x.argmax()), schema="(Tensor x) -> (Tensor, Tensor)")
+    op.register_jvp(lambda ctx, tangent: (tangent * 2, tangent))
+    with pytest.raises(AutogradError, match="jvp returned tangents that do not fit the returns") as caught:
+        jvp(lambda x: op(x)[0], (torch.ones(2),), (torch.ones(2),))
+    error = caught.value
+    assert (error.op, error.argument, error.got) == (f"{ns}::top", "return 1", "Tensor")
+    assert error.expected == "None: it is not differentiable"
+
+
 def several_list(registry: Registry, ns: str, jvp: Any) -> Any:
     op = registry.custom_op(f"{ns}::two", lambda x: [x + 1, x + 2], mutates_args=(), schema="(Tensor x) -> Tensor[]")
     op.register_jvp(jvp)

@@ -14,7 +14,7 @@ from torch.func import grad
 from torch.nested._internal.nested_tensor import NestedTensor
 
 from customops import Registry, Tag
-from customops.errors import AutogradError
+from customops.errors import AutogradError, UnsupportedError
 
 # What backward returned -----------------------------------------------------------------------------------------
 
@@ -259,3 +259,19 @@ def test_gradients_of_nested_tensors(registry: Registry, ns: str) -> None:
     op(x).values().sum().backward()
     assert x.grad is not None
     assert [part.tolist() for part in x.grad.unbind()] == [[2, 2, 2], [2, 2]]
+
+
+def test_zeros_for_a_nested_tensor_that_is_not_used(registry: Registry, ns: str) -> None:
+    schema = "(Tensor x) -> (Tensor, Tensor, int)"
+    op = registry.custom_op(f"{ns}::two", lambda x: (x * 2, x * 3, 3), schema=schema)
+    op.register_torch_dispatch(NestedTensor, lambda cls, func, types, args, kwargs: (args[0] * 2, args[0] * 3, 3))
+    op.register_autograd(lambda ctx, g, h, _: g * 2 + h * 3)
+    x = torch.nested.nested_tensor([X, X[:2]], layout=torch.jagged, requires_grad=True)
+    with pytest.raises(UnsupportedError, match="zeros for the gradient of a nested tensor") as caught:
+        op(x)[0].values().sum().backward()
+    assert caught.value.fix is not None
+    assert caught.value.fix.startswith("register_autograd(..., materialize_grads=False)")
+    seen = []
+    op.register_autograd(lambda ctx, g, h, _: (seen.append(h), g * 2)[1], materialize_grads=False)
+    op(x)[0].values().sum().backward()
+    assert seen == [None]

@@ -187,7 +187,7 @@ def test_inplace_from_torch_operations(registry: Registry, ns: str, backend: str
     def mul_(x: Tensor, y: Tensor) -> Tensor:
         return x.mul_(y)
 
-    mul_.register_autograd_from(lambda x, y: x * y)
+    mul_.register_reference(lambda x, y: x * y, gives="gradients")
 
     def f(x: Tensor) -> Tensor:
         return mul_(x.sin(), x.exp())
@@ -208,7 +208,9 @@ def test_a_buffer_from_torch_operations(registry: Registry, ns: str) -> None:
     def norm(out: Tensor, x: Tensor, *, weight: Tensor, eps: float = 1e-6) -> None:
         out.copy_(x * torch.rsqrt(x.square().mean() + eps) * weight)
 
-    norm.register_autograd_from(lambda out, x, *, weight, eps: x * torch.rsqrt(x.square().mean() + eps) * weight)
+    norm.register_reference(
+        lambda out, x, *, weight, eps: x * torch.rsqrt(x.square().mean() + eps) * weight, gives="gradients"
+    )
 
     def f(x: Tensor, weight: Tensor) -> Tensor:
         out = torch.empty_like(x)
@@ -226,7 +228,7 @@ def test_a_counter_and_a_formula_from_torch_operations(registry: Registry, ns: s
         counter.add_(1)
         return x * x * counter
 
-    count.register_autograd_from(lambda x, counter: x * x * (counter + 1))
+    count.register_reference(lambda x, counter: (x * x * (counter + 1), counter + 1), gives="gradients")
     x, counter = leaf_of(X), torch.ones(())
     count(x, counter).sum().backward()
     torch.testing.assert_close(x.grad, 4 * X)

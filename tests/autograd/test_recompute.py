@@ -1,8 +1,7 @@
-"""`register_autograd_from`: the gradients of a function in torch operations, for an op that computes the same."""
+"""Gradients that a reference gives: the derivatives of a function in torch operations."""
 
 from __future__ import annotations
 
-import functools
 import threading
 import weakref
 from collections.abc import Callable
@@ -47,7 +46,7 @@ def plain(registry: Registry, ns: str) -> Program:
     op.register_fake(lambda x, y, by: torch.empty_like(x))
     op.register_vmap("broadcast_all")
 
-    @op.register_autograd_from
+    @op.register_reference(gives="gradients")
     def reference(x: Tensor, y: Tensor, by: float) -> Tensor:
         return x.sin() * y * by
 
@@ -76,7 +75,7 @@ def mixed(registry: Registry, ns: str) -> Program:
         )
     )
     op.register_vmap("sequential")
-    op.register_autograd_from(lambda xs, bias, *, power: compute(xs, bias, power))
+    op.register_reference(lambda xs, bias, *, power: compute(xs, bias, power), gives="gradients")
 
     def call(x: Tensor, y: Tensor) -> Tensor:
         total, products, order, n = op([x, y, x], y, power=3)
@@ -154,7 +153,7 @@ def test_only_what_is_needed_is_derived(registry: Registry, ns: str) -> None:
         needed.append((x.requires_grad, y.requires_grad))
         return x * y
 
-    customops.register_autograd_from(op, reference)
+    customops.register_reference(op, reference, gives="gradients")
     x, y = torch.rand(3, requires_grad=True), torch.rand(3)
     (grad,) = torch.autograd.grad(op(x, y).sum(), x)
     assert torch.equal(grad, y)
@@ -166,7 +165,7 @@ def test_an_op_of_somebody_else(ns: str) -> None:
     library.define("f(Tensor x) -> Tensor")
     library.impl("f", lambda x: through_numpy(np.exp, x), "CPU")
     op = getattr(torch.ops, ns).f.default
-    customops.register_autograd_from(op, torch.exp, lib=library)
+    customops.register_reference(op, torch.exp, lib=library, gives="gradients")
     x = torch.rand(3, requires_grad=True)
     (grad,) = torch.autograd.grad(op(x).sum(), x)
     torch.testing.assert_close(grad, x.detach().exp())
@@ -175,16 +174,19 @@ def test_an_op_of_somebody_else(ns: str) -> None:
 
 def test_what_is_refused(registry: Registry, ns: str) -> None:
     op = registry.custom_op(f"{ns}::f", lambda x: x * 2, mutates_args=(), schema="(Tensor x) -> Tensor")
-    with pytest.raises(CallbackError, match="function to differentiate does not fit"):
-        op.register_autograd_from(lambda: 0)
-    op.register_autograd_from(lambda x: (x * 2).sum())
+    with pytest.raises(CallbackError, match="reference does not fit the operator"):
+        op.register_reference(lambda: 0, gives="gradients")
+    op.register_reference(lambda x: (x * 2).sum(), gives="gradients")
     x = torch.rand(3, requires_grad=True)
     with pytest.raises(AutogradError, match="does not return what the op does"):
         op(x).sum().backward()
     view = registry.custom_op(f"{ns}::g", lambda x: x[:1], mutates_args=(), schema="(Tensor(a) x) -> Tensor(a)")
+    view.register_reference(lambda x: x[:1], gives="gradients")
+    assert view._rules.autograd.formulas.keys() == {"backward"}  # a view has no rule for forward mode
+    nothing = registry.custom_op(f"{ns}::h", lambda x: None, mutates_args=(), schema="(Tensor x) -> ()")
     with pytest.raises(RegistrationError, match="non-functional"):
-        view.register_autograd_from(lambda x: x[:1])
-    assert view._rules.autograd.formulas == {}
+        nothing.register_reference(lambda x: None, gives="gradients")
+    assert nothing.reference is None
 
 
 # Saved instead of run again -------------------------------------------------------------------------------------
@@ -197,7 +199,7 @@ def wave(registry: Registry, ns: str, **options: Any) -> Any:
     op.register_fake(lambda x, y: torch.empty_like(x))
     op.calls = []
 
-    @functools.partial(op.register_autograd_from, **options)
+    @op.register_reference(gives="gradients", **options)
     def reference(x: Tensor, y: Tensor) -> Tensor:
         op.calls.append(1)
         return x.sin() * y
@@ -308,7 +310,7 @@ def noisy_fn(x: Tensor, p: float, *, generator: Optional[torch.Generator] = None
 def noisy(registry: Registry, ns: str, recompute: bool, **options: Any) -> Any:
     op = registry.custom_op(f"{ns}::noisy", noisy_fn, mutates_args=(), **options)
     op.register_fake(lambda x, p, *, generator: torch.empty_like(x))
-    op.register_autograd_from(noisy_fn, recompute=recompute)
+    op.register_reference(noisy_fn, recompute=recompute, gives="gradients")
     return op
 
 
@@ -318,7 +320,7 @@ def noisy_without_generator(registry: Registry, ns: str, recompute: bool, **opti
 
     op = registry.custom_op(f"{ns}::noisy", fn, mutates_args=(), **options)
     op.register_fake(lambda x, p: torch.empty_like(x))
-    op.register_autograd_from(fn, recompute=recompute)
+    op.register_reference(fn, recompute=recompute, gives="gradients")
     return op
 
 
@@ -398,7 +400,7 @@ def test_a_random_function_of_an_op_without_the_tag(registry: Registry, ns: str,
 def test_numbers_that_another_thread_draws(registry: Registry, ns: str) -> None:
     op = registry.custom_op(f"{ns}::f", lambda x: x * 2, mutates_args=(), schema="(Tensor x) -> Tensor")
 
-    @op.register_autograd_from
+    @op.register_reference(gives="gradients")
     def double(x: Tensor) -> Tensor:
         if not threads:  # before it was seen that the state has changed
             threads.append(threading.Thread(target=torch.rand, args=(3,)))
@@ -441,7 +443,7 @@ def test_attention_is_not_random(registry: Registry, ns: str) -> None:
     op = registry.custom_op(f"{ns}::attention", lambda q, k, v: attention(q, k, v), mutates_args=(),
                             schema="(Tensor q, Tensor k, Tensor v) -> Tensor")  # fmt: skip
     op.register_fake(lambda q, k, v: torch.empty_like(q))
-    op.register_autograd_from(lambda q, k, v: attention(q, k, v))
+    op.register_reference(lambda q, k, v: attention(q, k, v), gives="gradients")
     xs = [torch.rand(1, 2, 4, 8, requires_grad=True) for _ in range(3)]
     for f in (op, torch.compile(op, fullgraph=True, backend="aot_eager")):
         found, expected = (torch.autograd.grad(each(*xs).sum(), xs) for each in (f, attention))
@@ -466,7 +468,7 @@ def test_when_the_function_runs(registry: Registry, ns: str) -> None:
 
 def test_what_is_saved_is_freed_by_backward(registry: Registry, ns: str) -> None:
     op = registry.custom_op(f"{ns}::f", lambda x: x.exp().exp(), mutates_args=(), schema="(Tensor x) -> Tensor")
-    op.register_autograd_from(lambda x: x.exp().exp(), recompute=False)
+    op.register_reference(lambda x: x.exp().exp(), recompute=False, gives="gradients")
     x = torch.rand(3, dtype=torch.double, requires_grad=True)
     saved: list[Any] = []
 
@@ -489,7 +491,7 @@ def test_what_is_saved_is_freed_by_backward(registry: Registry, ns: str) -> None
 def test_a_written_argument_that_is_saved(registry: Registry, ns: str) -> None:
     op = registry.custom_op(f"{ns}::mul_", lambda x, y: x.mul_(y), mutates_args={"x"}, tags=Tag.inplace,
                             schema="(Tensor(a!) x, Tensor y) -> Tensor(a!)")  # fmt: skip
-    op.register_autograd_from(lambda x, y: x * y, recompute=False)
+    op.register_reference(lambda x, y: x * y, recompute=False, gives="gradients")
 
     def f(x: Tensor, y: Tensor) -> Tensor:
         x = x.cos()
@@ -502,7 +504,7 @@ def test_a_written_argument_that_is_saved(registry: Registry, ns: str) -> None:
 
 def test_a_function_that_returns_something_else_with_its_graph(registry: Registry, ns: str) -> None:
     op = registry.custom_op(f"{ns}::f", lambda x: x * 2, mutates_args=(), schema="(Tensor x) -> Tensor")
-    op.register_autograd_from(lambda x: (x * 2).sum(), recompute=False)
+    op.register_reference(lambda x: (x * 2).sum(), recompute=False, gives="gradients")
     with pytest.raises(AutogradError, match="does not return what the op does"):
         op(torch.rand(3, requires_grad=True)).sum().backward()
 
@@ -511,7 +513,7 @@ def test_a_function_that_returns_something_else_with_its_graph(registry: Registr
 def test_inputs_and_outputs_without_a_part(registry: Registry, ns: str, recompute: bool) -> None:
     op = registry.custom_op(f"{ns}::f", lambda x, y: (x * 2, torch.ones(2)), mutates_args=(),
                             schema="(Tensor x, Tensor y) -> (Tensor, Tensor)")  # fmt: skip
-    op.register_autograd_from(lambda x, y: (x * 2, torch.ones(2)), recompute=recompute)
+    op.register_reference(lambda x, y: (x * 2, torch.ones(2)), recompute=recompute, gives="gradients")
     x, y = leaves()
     one, two = op(x.float(), y.float())
     found = torch.autograd.grad(one.sum() + two.sum(), (x, y))

@@ -164,6 +164,36 @@ def test_callbacks_must_fit(double: Any) -> None:
         double(x).backward()
 
 
+def test_a_class_is_not_a_formula(double: Any) -> None:
+    class Double(torch.autograd.Function):
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> Tensor:
+            return grad * 2
+
+    for register in (double.register_autograd, double.register_jvp):
+        with pytest.raises(CallbackError, match="a formula must be a function, not a class") as caught:
+            register(Double)
+        assert (caught.value.op, caught.value.got) == (double._qualname, repr(Double)[:77] + "...")
+        assert caught.value.fix == "pass its functions: Double.backward, and setup_context=Double.setup_context"
+
+
+def test_formulas_that_disagree_about_what_is_written(registry: Registry, ns: str) -> None:
+    @registry.custom_op(f"{ns}::accumulate", mutates_args=("acc",))
+    def accumulate(x: Tensor, acc: Tensor) -> Tensor:
+        acc.add_(x)
+        return x * 2
+
+    accumulate.register_autograd(lambda ctx, g, g_acc: (g * 2 + g_acc, g_acc), grads_of="acc")
+    accumulate.register_jvp(lambda ctx, x_tangent, acc_tangent: x_tangent * 2)
+    with pytest.raises(RegistrationError, match="do not agree on which written arguments are different") as caught:
+        accumulate(leaf(1.0), torch.zeros(1))
+    error = caught.value
+    assert error.op == f"{ns}::accumulate"
+    assert error.expected == "grads_of=('acc',), as for backward"
+    assert error.got == "grads_of=() for jvp"
+    assert error.fix == "register both with the same grads_of= and nondiff_args="
+
+
 def test_one_gradient_parameter_for_each_return(registry: Registry, ns: str) -> None:
     op = registry.custom_op(
         f"{ns}::op", lambda x: (x * 2, x * 3), mutates_args=(), schema="(Tensor x) -> (Tensor, Tensor)"

@@ -183,13 +183,13 @@ def test_opcheck_finds_what_is_wrong() -> None:
     backend = get_backend()
     op, _ = define("wrong", device_types="cpu")
     op.register_kernel("npy", backend.access()(lambda x, by: backend.wrap(backend.host(x).t() * by, x.device)))
-    with pytest.raises(customops.OpCheckError, match="promises what the operator does not return"):
+    with pytest.raises(customops.errors.OpCheckError, match="promises what the operator does not return"):
         opcheck(op, (torch.randn(2, 3, device="npy"),))
     lib = torch.library.Library("t_backend_misplaced", "DEF")
     lib.define("f(Tensor x) -> Tensor")
     lib.impl("f", Misplaced.apply, "PrivateUse1")
     x = torch.randn(2, device="npy", requires_grad=True)
-    with pytest.raises(customops.OpCheckError, match="incorrectly registered"):
+    with pytest.raises(customops.errors.OpCheckError, match="incorrectly registered"):
         opcheck(torch.ops.t_backend_misplaced.f.default, (x,), test_utils="test_autograd_registration")
 
 

@@ -121,18 +121,21 @@ def test_what_a_kernel_may_not_return() -> None:
 def test_wrong_results_of_other_shapes() -> None:
     backend = get_backend()
     d = ones(3)
-    for op, wrong, call in (
-        ("aten::sort", d, lambda: d.sort()),
-        ("aten::sort", (d,), lambda: d.sort()),
-        ("aten::sort", (d, None), lambda: d.sort()),
-        ("aten::unsafe_split.Tensor", d, lambda: torch.unsafe_split(d, 1)),
-        ("aten::add_.Tensor", ones(3), lambda: d.add_(d)),
-        ("aten::add.out", ones(3), lambda: torch.add(d, d, out=ones(3))),
-        ("aten::_foreach_add_.Scalar", 3, lambda: torch._foreach_add_([d], 1.0)),
+    written = "the tensor that it writes to, or None"
+    for op, wrong, call, expected in (
+        ("aten::sort", d, lambda: d.sort(), "a tuple of 2"),
+        ("aten::sort", (d,), lambda: d.sort(), "a tuple of 2"),
+        ("aten::sort", (d, None), lambda: d.sort(), "a tensor on npy:0"),
+        ("aten::unsafe_split.Tensor", d, lambda: torch.unsafe_split(d, 1), "a list of tensors"),
+        ("aten::add_.Tensor", ones(3), lambda: d.add_(d), written),
+        ("aten::add.out", ones(3), lambda: torch.add(d, d, out=ones(3)), written),
+        ("aten::_foreach_add_.Scalar", 3, lambda: torch._foreach_add_([d], 1.0), "nothing"),
     ):
         handle = backend.kernel(op)(lambda *args, wrong=wrong, **kwargs: wrong)
-        with pytest.raises(RuntimeError, match="the kernel returned something else"):
+        with pytest.raises(RuntimeError, match="the kernel returned something else") as info:
             call()
+        assert (info.value.op, info.value.expected) == (op, expected)
+        assert info.value.fix == ("drop the return" if expected == "nothing" else None)
         handle.remove()
 
 

@@ -77,8 +77,12 @@ def test_host_numpy_and_wrap_refuse() -> None:
     with pytest.raises(BackendError, match="there is no such device"):
         backend.wrap(torch.ones(1), 2)
 
-    with FakeTensorMode(), pytest.raises(ValueError, match="with memory"):
-        backend.host(torch.empty(2, device="npy"))
+    with FakeTensorMode():
+        with pytest.raises(ValueError, match="with memory"):
+            backend.host(torch.empty(2, device="npy"))
+        with pytest.raises(ValueError, match=r"wrap\(\) takes a tensor with memory") as raised:
+            backend.wrap(torch.empty(2))
+    assert (raised.value.op, raised.value.got) == ("npy", "a FakeTensor, while tracing")
     for function in (backend.host, backend.wrap):  # without the check: a segfault
         with pytest.raises(ValueError, match="memory"):
             torch.func.functionalize(lambda x, function=function: function(x) + 1)(torch.ones(2, device="npy"))

@@ -209,6 +209,6 @@ MODELS: dict[Callable[[], Made], type[torch.optim.Optimizer]] = {
 TESTS = {make.__name__: on_device(functools.partial(alike, make.__name__)) for make in MODELS}
 
 
-@pytest.mark.parametrize("model", TESTS)
-def test_it_trains_as_on_the_cpu(model: str) -> None:
-    TESTS[model]()
+@pytest.mark.parametrize("test", TESTS.values(), ids=TESTS)
+def test_it_trains_as_on_the_cpu(test: Callable[[], None]) -> None:
+    test()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import importlib.util
 import operator
 import re
 import warnings
@@ -116,6 +117,16 @@ def test_options() -> None:
     raises(ValueError, "allocate is not callable", register_backend, "npy", allocate=3)
     raises(ValueError, "methods takes several", register_backend, "npy", methods=None)
     raises(ValueError, "amp_dtypes takes several", register_backend, "npy", amp_dtypes=16)
+
+
+@fresh
+def test_allocate_needs_numpy() -> None:
+    find_spec = importlib.util.find_spec
+    importlib.util.find_spec = lambda name: None if name == "numpy" else find_spec(name)
+    raises(
+        BackendError, "NumPy is not installed\n  fix:      pip install numpy", register_backend, "npy", allocate=print
+    )
+    importlib.util.find_spec = find_spec
 
 
 @fresh

@@ -490,13 +490,19 @@ def register_numpy_kernels() -> None:
     test_models.register(memory=ProtectedMemory(), stream=ThreadStream)
 
 
-def in_memory(register, tests) -> list:
+def in_memory(register, tests, step: int = 1) -> list:
     device = isolated(register, imports=["helpers.inductor"])
-    return [pytest.param(device(test.__wrapped__), id=f"{register.__name__}-{test.__name__}") for test in tests]
+    rest = [pytest.mark.full]
+    return [
+        pytest.param(
+            device(test.__wrapped__), id=f"{register.__name__}-{test.__name__}", marks=rest if at % step else []
+        )
+        for at, test in enumerate(tests)
+    ]
 
 
 EVERYWHERE = [
-    *in_memory(register_protected, [*TESTS, test_models.test_copies_that_need_not_wait]),  # streams would have it wait
+    *in_memory(register_protected, [test_models.test_copies_that_need_not_wait, *TESTS], step=3),  # streams would wait
     *in_memory(register_asynchronous, TESTS),
     *in_memory(register_numpy_kernels, MODELS),
 ]

@@ -80,6 +80,9 @@ def test_the_current_stream() -> None:
         assert torch.accelerator.current_stream() == side
         with npy.stream(None):
             assert npy.current_stream() == side
+        with npy.Stream() as inner:
+            assert npy.current_stream() is inner
+        assert npy.current_stream() is side
         with npy.Stream("npy:1") as other:
             assert npy.current_device() == 1
             assert npy.current_stream() == other

@@ -23,6 +23,7 @@ from customops._cli.check import check_one, line_of
 from customops.checking import _check
 from customops.checks import CHECKS, UsageError
 from customops.checks._inputs import alone
+from customops.checks._table import RETIRED
 from customops.testing.isolation import in_fork
 
 
@@ -94,11 +95,20 @@ def test_a_tuple_is_one_sample(double: CustomOpDef[Any, Any]) -> None:
         ({"samples": [(torch.ones(2),)], "effort": "some"}, "no such effort"),
         ({"samples": [(torch.ones(2),)], "only": "test_all"}, "there is no such check"),
         ({"samples": [(torch.ones(2),)], "skip": ["test_all"]}, "there is no such check"),
+        ({"samples": [(torch.ones(2),)], "only": "test_first_calls"}, "there is no such check(.|\n)*use test_state"),
     ],
 )
 def test_what_makes_no_sense_is_refused(double: CustomOpDef[Any, Any], arguments: Any, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         customops.check(double, **arguments)
+
+
+def test_a_removed_check_can_be_skipped(double: CustomOpDef[Any, Any]) -> None:
+    report = customops.check(double, [(torch.randn(3),)], only="test_schema", skip=["test_first_calls", *RETIRED])
+    assert report.passed
+    assert not any("skip=" in reason for reason in report.left_out)
+    assert {*RETIRED.values()} <= {*CHECKS}
+    assert not {*RETIRED} & {*CHECKS}
 
 
 def test_only_and_skip(double: CustomOpDef[Any, Any]) -> None:

@@ -86,7 +86,7 @@ def test_a_function_that_gradients_are_derived_from_is_named(ns: str) -> None:
 
     sine.register_fake(torch.empty_like)
 
-    @sine.register_autograd_from
+    @sine.register_reference(gives="gradients")
     def plain(x: torch.Tensor) -> torch.Tensor:
         return x.cos()
 

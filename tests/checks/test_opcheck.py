@@ -13,6 +13,7 @@ import torch
 from helpers.libraries import Ops
 from helpers.opchecks import SUCCESS, aten
 from helpers.warm import PYTHON
+from torch import Tensor
 
 import customops
 from customops import Registry, legacy
@@ -124,6 +125,18 @@ def test_faults_are_found(define: Ops, argument: str, kernels: dict[str, Any], p
     op = define(f"f({argument}) -> {returns}", **kernels)
     with pytest.raises(OpCheckError, match=phrase.replace("NS", define.ns)):
         opcheck(op, (torch.rand(3, 2, requires_grad="autograd" in phrase),))
+
+
+def test_an_op_that_ends_the_program_fails(define: Ops) -> None:
+    def leave(x: Tensor) -> Tensor:
+        raise SystemExit(3)
+
+    op = define("leave(Tensor x) -> Tensor", CPU=leave)
+    with pytest.raises(OpCheckError, match="test_schema failed with") as caught:
+        opcheck(op, (torch.ones(2),), test_utils="test_schema")
+    assert isinstance(caught.value.__cause__, CheckError)
+    assert caught.value.__cause__.op == op.name()
+    assert caught.value.__cause__.problem == "the operator raised SystemExit(3)"
 
 
 @pytest.mark.parity(80)

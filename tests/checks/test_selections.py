@@ -72,7 +72,7 @@ def test_what_is_derived_from_the_reference(registry: Registry, ns: str) -> None
     assert not inputs_of(derived, DYNAMIC)
     assert any(DYNAMIC in each and "thorough" in each for each in derived.left_out)
     assert inputs_of(customops.check(by_reference(registry, f"{ns}::only"), SAMPLES, only=DYNAMIC), DYNAMIC)
-    for check in ("test_sharding", "test_batches", "test_permutations", "test_symmetries", "test_grad_modes"):
+    for check in ("test_batches", "test_permutations", "test_symmetries", "test_grad_modes"):
         assert len(inputs_of(hand, check)) > len(inputs_of(derived, check)) == 1
     for check in ("test_faketensor", "test_gradients", "test_forward_mode"):
         assert len(inputs_of(hand, check)) > len(inputs_of(derived, check)) > 1

@@ -9,7 +9,7 @@ import pytest
 import torch
 from helpers.libraries import Ops
 
-from customops import custom_op
+from customops import Registry, custom_op
 from customops.checks import NotExercised, Trial, vmap
 from customops.checks._trial import resolve
 from customops.errors import CheckError
@@ -120,6 +120,31 @@ def test_randomness(ns: str, randomness: str) -> None:
         vmap.check(trial)
     else:
         with pytest.raises(CheckError, match="randomness="):
+            vmap.check(trial)
+
+
+@pytest.mark.parametrize("is_right", [True, False])
+def test_gradients_of_the_elements(registry: Registry, ns: str, is_right: bool) -> None:
+    """The vmap rule of the op is right. Its backward calls another op, whose rule may be wrong."""
+
+    def rule(info: Any, in_dims: Any, grad: torch.Tensor, x: torch.Tensor) -> Any:
+        result = 2 * front(grad, in_dims[0], info.batch_size) * front(x, in_dims[1], info.batch_size)
+        return result if is_right else result.flip(0), 0
+
+    schema = "(Tensor grad, Tensor x) -> Tensor"
+    slope = registry.custom_op(f"{ns}::slope", lambda grad, x: 2 * grad * x, mutates_args=(), schema=schema)
+    slope.register_vmap(rule)
+    square = registry.custom_op(f"{ns}::square", lambda x: x * x, mutates_args=(), schema="(Tensor x) -> Tensor")
+    square.register_vmap("broadcast_all")
+    square.register_autograd(
+        lambda ctx, grad: slope(grad, *ctx.saved_tensors),
+        setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
+    )
+    trial = Trial(square._opoverload, (torch.randn(3, requires_grad=True),))
+    if is_right:
+        vmap.check(trial)
+    else:
+        with pytest.raises(CheckError, match="vmap gives another result than a loop: gradients of the elements"):
             vmap.check(trial)
 
 

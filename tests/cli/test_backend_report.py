@@ -303,6 +303,19 @@ class Misplaced:
         return x.cpu()
 
 
+class Doubled(Misplaced):
+    """An op that returns two results on the device, and one on the CPU."""
+
+    def __call__(self, x):
+        return x if x.is_cpu else (x, x)
+
+
+@on_device
+def test_another_number_of_results_fails() -> None:
+    with pytest.raises(AssertionError, match="2 results instead of 1"):
+        coverage._compare_all(get_backend(), Doubled(), torch.float32, False, None)
+
+
 @on_device
 def test_a_result_on_the_cpu_fails() -> None:
     with pytest.raises(AssertionError, match="a result is on cpu"):

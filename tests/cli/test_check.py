@@ -17,14 +17,13 @@ import pytest
 import torch
 from expecttest import assert_expected_inline
 from helpers.command_line import BARE, BROKEN, GOOD, RAISING, Command, Result, in_shell, write
-from helpers.functions import BELOW_DECORATOR
 from helpers.warm import PYTHON
 
 import customops
 from customops._cli import check as checking_command
 from customops._cli.check import Checked
 
-LINE = 6 + BELOW_DECORATOR  #: of the first op in a file of `write`
+LINE = 6  #: of the first op in a file of `write`
 
 #: One cheap check, in this process.
 CHEAP = ("--only", "schema", "--effort", "quick", "--no-isolate")
@@ -101,15 +100,29 @@ def test_bad_sample(check: Command) -> None:
     assert code == 1
 
 
-@pytest.mark.parametrize("option", ["--json", "--junit", "--repro"])
+@pytest.mark.parametrize(
+    ("option", "path", "problem"),
+    [
+        ("--json", "nowhere/report", "there is no directory nowhere"),
+        ("--junit", "nowhere/report", "there is no directory nowhere"),
+        ("--json", "report", "you have no permission to write it"),
+        ("--repro", "ops.py", "this is not a directory"),
+    ],
+)
 def test_a_file_that_cannot_be_written_is_told_before_ops_run(
-    check: Command, capsys: pytest.CaptureFixture[str], option: str
+    check: Command,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    option: str,
+    path: str,
+    problem: str,
 ) -> None:
-    path = write("ops.py", GOOD) if option == "--repro" else "nowhere/report"
+    write("ops.py", GOOD)
+    monkeypatch.setattr("customops._cli.screen.os.access", lambda path, mode: False)  # root may write everywhere
     with pytest.raises(SystemExit):
         check("ops.py", option, path)
     out, err = capsys.readouterr()
-    assert f"{option} {path}: " in err
+    assert f"customops check: error: {option} {path}: {problem}" in err
     assert out == ""
 
 
@@ -192,20 +205,20 @@ def test_ops_that_are_defined_by_a_schema_are_checked(run: Command) -> None:
 
 def test_op_pattern(check: Command) -> None:
     file = write("ops.py", GOOD, BARE, BROKEN)
-    code, out, _ = check(file, "--op", "*::g*", "--op", "cli::bare")
+    code, out, _ = check(file, "*::g*", "cli::bare")
     assert ("cli::good" in out, "cli::bare" in out, "cli::broken" in out) == (True, True, False)
     assert code == 0
 
 
 def test_op_pattern_without_match(check: Command) -> None:
-    code, out, err = check(write("ops.py", GOOD, BARE), "--op", "good")
+    code, out, err = check(write("ops.py", GOOD, BARE), "cli::goood")
     assert (code, out) == (2, "")
     assert_expected_inline(
         err,
         """\
-error: no op matches --op good
+error: there is no op cli::goood
   got:      cli::good, cli::bare
-  fix:      did you mean *::good?
+  fix:      did you mean cli::good?
 """,
     )
 
@@ -215,6 +228,13 @@ def test_only_and_skip(run: Command) -> None:
     _, out, _ = run("check", "ops.py", "--only", "schema,test_faketensor", "--skip", "schema", "--json", "-")
     found = json.loads(out)["ops"][0]
     assert {result["check"] for result in found["report"]["results"]} - {"inputs"} == {"test_faketensor"}
+
+
+def test_a_removed_check_can_be_skipped(run: Command) -> None:
+    _, out, _ = run("check", write("ops.py", GOOD), *faketensor, "--skip", "first_calls,test_shapes")
+    assert "cli::good" in out
+    with pytest.raises(SystemExit):
+        run("check", "ops.py", "--only", "first_calls")
 
 
 def test_fail_fast(check: Command) -> None:
@@ -230,12 +250,22 @@ def test_verbose_says_what_had_nothing_to_try(check: Command) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [("--only", "nothing"), ("--skip", "nothing"), ("--effort", "much"), ("--nothing",), ("--jobs", "-1")]
+    ("arguments", "message"),
+    [
+        (("--only", "nothing"), "--only nothing: no such check"),
+        (("--skip", "nothing"), "--skip nothing: no such check"),
+        (("--effort", "much"), "argument --effort: invalid choice: 'much'"),
+        (("--nothing",), "there is no option --nothing"),
+        (("--jobs", "-1"), "--jobs -1: must be 0 or more"),
+    ],
 )
-def test_bad_arguments(run: Command, arguments: tuple[str, ...]) -> None:
+def test_bad_arguments(
+    run: Command, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], message: str
+) -> None:
     with pytest.raises(SystemExit) as exit_:
         run("check", write("ops.py", GOOD), *arguments)
     assert exit_.value.code == 2
+    assert f"customops check: error: {message}" in capsys.readouterr().err
 
 
 @pytest.mark.process

@@ -1,4 +1,4 @@
-"""``customops list``, ``describe``, ``bench``, ``completion``, ``--version``, and what all commands share."""
+"""``customops list``, ``describe``, ``bench``, ``--version``, and what all commands share."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +15,7 @@ import torch
 from helpers.command_line import BARE, GOOD, ROOT, Command, in_shell, write
 
 import customops
-from customops._cli import bench, completion, main, screen
+from customops._cli import bench, main, screen
 
 LONG = GOOD.replace("cli::good", "cli::an_operator_with_a_really_long_name_forward")
 
@@ -89,27 +88,16 @@ def test_describe(run: Command) -> None:
     assert run("list", "nothing.py").code == 2
 
 
-def test_a_lazy_op_is_shown_defined(run: Command) -> None:
-    lazy = BARE.replace("mutates_args=()", "lazy=True")
-    assert re.search(r"cli::bare +\(Tensor x\) -> Tensor", run("list", write("ops.py", lazy)).out)
+def test_an_op_of_a_schema_is_listed_with_its_kernels(run: Command) -> None:
+    schema_only = """
+import customops
 
-
-def test_a_lazy_op_that_cannot_be_defined(run: Command) -> None:
-    lazy = BARE.replace("mutates_args=()", "lazy=True").replace("x: Tensor", "x")
-    for command in ("list", "describe", "check", "bench", "stubs"):
-        code, _, err = run(command, write("ops.py", lazy))
-        assert code == 2
-        assert "the lazy op cli::bare cannot be defined" in err
-        assert "parameter x must have a type annotation" in err
-        assert "Traceback" not in err
-
-
-def test_lazy_ops_of_others_stay_as_they_are(run: Command) -> None:
-    write("others.py", BARE.replace("mutates_args=()", "lazy=True").replace("x: Tensor", "x"))
-    code, out, _ = run("list", write("ops.py", "import others", GOOD))
+customops.define("cli::bare", "(Tensor x) -> Tensor")
+customops.impl("cli::bare", "CPU", lambda x: x * 2)
+"""
+    code, out, _ = run("list", "--json", write("ops.py", GOOD, schema_only))
     assert code == 0
-    assert "cli::bare" not in out
-    assert repr(sys.modules["others"].bare) == "<CustomOpDef(cli::bare) not defined yet>"
+    assert {each["op"]: each["kernels"] for each in json.loads(out)}["cli::bare"] == "CPU"
 
 
 def test_describe_op_of_torch_library_in_a_file(run: Command) -> None:
@@ -166,38 +154,6 @@ def test_a_table_of_costs(run: Command, monkeypatch: pytest.MonkeyPatch) -> None
     assert "cli::f\n  call       10 us\n" in run("bench", "ops.py").out
 
 
-# -- completion --------------------------------------------------------------------------------
-
-
-@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        (["customops", "de"], ["describe"]),
-        (["customops", "check", "--eff"], ["--effort"]),
-        (["customops", "check", "--effort", "q"], ["quick"]),
-        (["customops", "check", "--only", "grad_"], ["grad_modes"]),
-        (["customops", "completion", "f"], ["fish"]),
-    ],
-)
-def test_bash_completes(run: Command, words: list[str], expected: list[str]) -> None:
-    script = run("completion", "bash").out
-    ask = f"COMP_WORDS=({' '.join(words)}); COMP_CWORD={len(words) - 1}; _customops; echo ${{COMPREPLY[@]}}"
-    done = subprocess.run(["bash", "-c", f"{script}\n{ask}"], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == expected
-    assert done.stderr == ""
-
-
-def test_other_shells(run: Command) -> None:
-    assert "bashcompinit" in run("completion", "zsh").out
-    fish = run("completion", "fish").out
-    parsers = main.make_parser()[1].choices
-    for command, parser in parsers.items():  # type: ignore[union-attr]
-        assert f"-f -a {command} -d '" in fish
-        for action in completion._options(parser):
-            assert f"-l {action.option_strings[-1][2:]}" in fish
-
-
 # -- all commands ------------------------------------------------------------------------------
 
 
@@ -215,7 +171,7 @@ def test_without_a_command_there_is_help(run: Command) -> None:
         ("check ops.py --efort=quick", "customops check", "there is no option --efort=quick; did you mean --effort?"),
         ("check ops.py --only faketensro", "customops check", "--only faketensro: no such check; did you mean test_"),
         ("bench ops.py --samples 0", "customops bench", "customops bench: error: --samples 0: at least 1"),
-        ("list", "customops list", "customops list: error: name a TARGET, or ask for --kernels"),
+        ("list", "customops list", "customops list: error: the following arguments are required: TARGET"),
         ("doctor ops.py", "customops doctor", "customops doctor: error: it takes no further argument: ops.py"),
         ("new", "customops new", "the following arguments are required: {"),
         ("-x list ops.py", "customops [-h]", "there is no option -x"),
@@ -240,7 +196,7 @@ def test_misspelled_ops(run: Command) -> None:
     for arguments in (
         ("describe", "cli::goood", "ops.py"),
         ("describe", "aten::rleu"),
-        ("check", "ops.py", "--op=cli::goood"),
+        ("check", "ops.py", "cli::goood"),
     ):
         code, _, err = run(*arguments)
         assert code == 2
@@ -266,7 +222,7 @@ def test_help_of_each_command(
     run: Command, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "60")
-    for command in ("check", "list", "describe", "bench", "stubs", "doctor", "backend-report", "completion"):
+    for command in ("check", "list", "describe", "bench", "stubs", "doctor", "backend-report"):
         with pytest.raises(SystemExit):
             run(command, "--help")
         assert max(map(len, capsys.readouterr().out.splitlines())) <= 60

@@ -176,6 +176,14 @@ torch.library.opcheck
     assert Path("bound.py").read_text() == f"import customops\n{changed}"
 
 
+def test_names_that_are_assigned(run: Command, here: Path) -> None:
+    path = Path("assigned.py")
+    path.write_text("import torch\nlib = torch.library\nlib.opcheck(1)\ncheck = lib.opcheck\ncheck(2)\n")
+    assert run("migrate", "assigned.py", "--write").code == 0
+    changed = "lib = torch.library\ncustomops.opcheck(1)\ncheck = customops.opcheck\ncheck(2)\n"
+    assert path.read_text() == f"import customops\nimport torch\n{changed}"
+
+
 def test_imports_of_all_names(run: Command, here: Path) -> None:
     Path("stars.py").write_text("from torch import *\nfrom torch.library import *\n")
     code, out, _ = run("migrate", "stars.py")
@@ -221,7 +229,8 @@ def test_what_breaks_and_what_stays(run: Command, here: Path) -> None:
 no.py: left as it is, since it cannot be read: invalid syntax (<unknown>, line 1)
 breaks.py:9: raises AliasError if that is the argument: return x.clone(), or use impl
 breaks.py:13: raises CallbackError: setup_context(ctx, inputs, outputs) has to be (ctx, inputs, output)
-breaks.py:16: raises RegistrationError if cli_elsewhere::g is not defined by then: import what does, or use when_defined
+breaks.py:16: raises RegistrationError if cli_elsewhere::g is not defined by then: \
+import the library that defines the op first
 breaks.py:17: raises DefinitionError: lambda cannot be looked up in torch.ops; name it lambda_
 breaks.py:18: stays: it asks torch; customops has the name in each torch that it supports, so drop this""",
     )

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from helpers.command_line import ROOT, Command
+from helpers.covers import beyond
 
 
 def written(run: Command, what: str, name: str) -> None:
@@ -23,7 +24,7 @@ def written(run: Command, what: str, name: str) -> None:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("installed", [False, True])
+@pytest.mark.parametrize("installed", [beyond(False), True])
 def test_the_device_works_as_written(run: Command, here: Path, installed: bool) -> None:
     """Its tests pass; once it is installed, they have `import torch` make it, whatever is imported first."""
     written(run, "device", "fresh_npu")
@@ -39,7 +40,9 @@ def test_the_device_works_as_written(run: Command, here: Path, installed: bool) 
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("command", ["pytest tests", "pytest --customops fresh_ns", "customops check fresh_ns"])
+@pytest.mark.parametrize(
+    "command", ["pytest tests", beyond("pytest --customops fresh_ns"), beyond("customops check fresh_ns")]
+)
 def test_the_package_works_as_written(run: Command, here: Path, command: str) -> None:
     written(run, "package", "fresh_ns")
     program = [sys.executable, "-m", *command.split(), *(["--effort=quick"] if "check" in command else [])]
@@ -57,7 +60,7 @@ def test_the_package_works_as_written(run: Command, here: Path, command: str) ->
         ("device", "abs", "got:      torch.abs, Tensor.abs"),
         ("device", "xpu", "fix:      choose another name"),
         ("device", "json", "json_device is free"),
-        ("device", "there", "new device there DIR"),
+        ("device", "there", "there exists, and no file is overwritten; name another folder: new device there DIR"),
         ("device", "sin1", "got:      'sin1'"),
         ("package", "My-Lib", "my_lib does"),
         ("package", "JSON!", "no keyword of Python"),
@@ -65,7 +68,7 @@ def test_the_package_works_as_written(run: Command, here: Path, command: str) ->
         ("package", "class", "no keyword of Python"),
         ("package", "aten", "aten_ops is free"),
         ("package", "json", "json_ops is free"),
-        ("package", "there", "new package there DIR"),
+        ("package", "there", "name another folder: new package there DIR"),
     ],
 )
 def test_names_that_are_refused(

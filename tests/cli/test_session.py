@@ -47,18 +47,18 @@ def test_a_wrong_gradient_is_found_looked_at_replayed_and_fixed(run: Command, he
     assert "forward mode         no: there is no jvp" in out
 
     op = customops.default_registry["cli::softplus"]
-    with customops.logging.record(op) as calls, customops.logging.dump("dumps", ops=op) as paths:
+    with customops.recording.record(op) as calls, customops.recording.dump("dumps", ops=op) as paths:
         x = torch.zeros(2, requires_grad=True)
         op(x).sum().backward()
         with pytest.raises(ValueError, match="three dimensions"):
             op(torch.ones(1, 1, 1))
     assert [call.error for call in calls] == ["", "ValueError('three dimensions')"]
     with pytest.raises(ValueError, match="three dimensions"):
-        customops.logging.replay(paths[0])
+        customops.recording.replay(paths[0])
 
     write("ops.py", WRONG.replace("torch.exp(-x)", "torch.sigmoid(x)").replace("x.dim() == 3", "x.dim() > 9"))
     del sys.modules["ops"]  # as in another process
     code, out, _ = run("check", "ops.py", "--only", "gradients", "--effort", "quick", "--no-isolate")
     assert (code, out.split()[:2]) == (0, ["ok", "cli::softplus"])
-    result = customops.logging.replay(paths[0])
+    result = customops.recording.replay(paths[0])
     torch.testing.assert_close(result, torch.nn.functional.softplus(torch.ones(1, 1, 1)))

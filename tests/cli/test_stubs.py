@@ -25,8 +25,8 @@ from customops._cli import stubs as stub_files
 from customops._schema.parse import parse
 
 ROOT = Path(__file__).parents[2]
-GOLDEN = ROOT / "tests" / "typing" / "torch_ops.pyi"
-CALLS = ROOT / "tests" / "typing" / "stubs.py"
+GOLDEN = ROOT / "tests" / "programs" / "type_checkers" / "torch_ops.pyi"
+CALLS = ROOT / "tests" / "programs" / "type_checkers" / "stubs.py"
 
 HEAD = "import torch\nfrom torch import Tensor\nimport customops\nfrom customops import custom_op\n"
 DOUBLE = '''
@@ -396,6 +396,16 @@ torch_ops.pyi is stale; write it anew: python -m customops stubs ops.py -o torch
     assert Path("torch_ops.pyi").read_text(encoding="utf-8") == stale
 
 
+def test_check_finds_a_changed_line(stubs: Stubs) -> None:
+    module = write("ops.py", DOUBLE)
+    stubs(module, "-o", "torch_ops.pyi")
+    written = Path("torch_ops.pyi").read_text(encoding="utf-8")
+    Path("torch_ops.pyi").write_text(written.replace("x: Tensor,", "y: Tensor,"), encoding="utf-8")
+    code, out, _ = stubs(module, "-o", "torch_ops.pyi", "--check")
+    assert code == 1
+    assert "-        y: Tensor,\n+        x: Tensor,\n" in out
+
+
 def test_check_shows_a_few_lines(stubs: Stubs) -> None:
     module = write("ops.py", DOUBLE)
     Path("torch_ops.pyi").write_text("", encoding="utf-8")
@@ -404,8 +414,16 @@ def test_check_shows_a_few_lines(stubs: Stubs) -> None:
     assert re.search(r"^\.\.\. and \d+ lines more$", out.splitlines()[-1])
 
 
-@pytest.mark.parametrize("arguments", [["ops", "--check"], ["ops", "-o", "torch_ops.py"], []])
-def test_bad_arguments(stubs: Stubs, arguments: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["ops", "--check"], "--check needs the file to compare: -o FILE"),
+        (["ops", "-o", "torch_ops.py"], "the name of a stub must end in .pyi: -o torch_ops.pyi"),
+        ([], "the following arguments are required: MODULE"),
+    ],
+)
+def test_bad_arguments(stubs: Stubs, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:
     with pytest.raises(SystemExit) as exit_:
         stubs(*arguments)
     assert exit_.value.code == 2
+    assert f"customops stubs: error: {message}\n" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""The generated functions of each shape of op, as files in tests/generated, and how Python finds their lines.
+"""The generated functions of each shape of op, as files in tests/codegen/generated, and how Python finds their lines.
 
 The file of a shape shows the differences from its base, `plain` for most shapes; a shape without a base has its whole
 code in a file. A change of these files is a change of the code that runs in each call: ``make generated`` writes the
@@ -26,7 +26,7 @@ import customops
 from customops import Registry, Tag
 from customops._codegen.function import fill, source_of
 
-FOLDER = Path(customops.__file__).parents[1] / "tests" / "generated"
+FOLDER = Path(customops.__file__).parents[1] / "tests" / "codegen" / "generated"
 ACCEPT = bool(os.environ.get("EXPECTTEST_ACCEPT"))
 
 

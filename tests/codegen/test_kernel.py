@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import os
 import subprocess
 import sys
@@ -311,3 +312,17 @@ def test_lists_that_are_defaults_are_new_each_time(registry: Registry, ns: str) 
 
     op = registry.custom_op(f"{ns}::f", f, mutates_args=())
     assert [op(torch.zeros(1)).item() for _ in range(3)] == [5, 5, 5]
+
+
+def test_ops_whose_schemas_read_alike_keep_their_own_defaults(registry: Registry, ns: str) -> None:
+    def limited(x: Tensor, limit: float) -> Tensor:
+        return x.clamp(max=limit)
+
+    schemas, results = set(), []
+    for name, default in (("up", math.inf), ("down", -math.inf)):  # schema text has a word for neither
+        limited.__defaults__ = (default,)
+        op = registry.custom_op(f"{ns}::{name}", limited, mutates_args=())
+        schemas.add(str(op.schema))
+        results.append(op(torch.ones(1)).item())
+    assert schemas == {"(Tensor x, float? limit=None) -> Tensor"}
+    assert results == [1, -math.inf]

@@ -1,4 +1,4 @@
-"""`op.describe()`: what an op has and lacks, as data, text and HTML; what registries and the repr show."""
+"""`op.describe()`: what an op has and lacks, as data and text; what registries and the repr show."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from torch._subclasses import FakeTensorMode
 
 import customops
 from customops import Mut, Registry
-from customops._describe import notebook
 
 HERE = Path(__file__).name
 
@@ -103,7 +102,7 @@ def test_what_is_missing_is_what_torch_refuses(op: Any) -> None:
 def test_each_rule_says_where_it_is_and_where_it_was_registered(op: Any) -> None:
     op.register_kernel("cpu", scale_on_cpu)
     op.register_fake(torch.empty_like)
-    op.register_autograd_from(lambda x, by: x * by)
+    op.register_reference(lambda x, by: x * by, gives="gradients")
     op.register_vmap("sequential")
     op.register_autocast("cpu", torch.bfloat16)
     op.register_samples(lambda: iter(()))
@@ -118,7 +117,8 @@ def test_each_rule_says_where_it_is_and_where_it_was_registered(op: Any) -> None
     assert (fake.name, fake.where) == ("empty_like", "")
     assert HERE in fake.registered
     assert [found.rule(kind).origin for kind in ("backward", "jvp")] == ["derived", "derived"]
-    assert HERE in found.rule("backward").where
+    assert found.rule("backward").name == "by the reference"
+    assert HERE in found.rule("reference").where
     assert found.rule("vmap").name == "sequential"
     assert (found.rule("autocast").target, found.rule("autocast").name) == ("cpu", "bfloat16")
     assert found.rule("impl", "AutogradXPU").name == "scale"
@@ -166,15 +166,14 @@ def test_returned_aliases_are_not_compiled(registry: Registry, ns: str, lib: Any
     assert states(registry.adopt("aten::t"))["torch.compile"] == "yes"
 
 
-def test_options_are_those_in_force(registry: Registry, ns: str) -> None:
-    op = registry.custom_op(
-        f"{ns}::f", lambda x, n: x * n, schema="(Tensor x, int n) -> Tensor", computed_args={"n": lambda x: x.ndim}
-    )
-    assert op.describe().options == ("computed_args=('n',)",)
-    with registry.scope():
-        registry.configure(ns, eager=True, check="first")
-        assert op.describe().options == ("eager=True", 'check="first"', "computed_args=('n',)")
-    assert op.describe().options == ("computed_args=('n',)",)
+def test_options_are_those_in_force(registry: Registry, ns: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert registry.custom_op(f"{ns}::f", double_fn, mutates_args=()).describe().options == ()
+    op = registry.custom_op(f"{ns}::g", double_fn, mutates_args=(), check="first", kernel_calls_torch=False)
+    assert op.describe().options == ('check="first"', "kernel_calls_torch=False")
+    monkeypatch.setenv("CUSTOMOPS_EAGER", f"{ns}=1")
+    monkeypatch.setenv("CUSTOMOPS_CHECK", f"{ns}=always")
+    op = registry.custom_op(f"{ns}::h", double_fn, mutates_args=(), check="first")
+    assert op.describe().options == ("eager=True",)
 
 
 def test_an_out_variant_is_part_of_its_op(registry: Registry, ns: str) -> None:
@@ -275,21 +274,6 @@ def test_the_text_of_an_op(registry: Registry, monkeypatch: pytest.MonkeyPatch) 
     ]
 
 
-def test_html_escapes_what_it_shows(registry: Registry, ns: str) -> None:
-    op = registry.custom_op(f"{ns}::f", lambda x: x, schema="(Tensor x) -> Tensor")
-    shown = op._repr_html_()
-    assert shown == op.describe()._repr_html_()
-    assert "&lt;lambda&gt;" in shown
-    assert "<lambda>" not in shown
-    assert shown.count("<table ") == shown.count("</table>") == 3
-    assert shown.count("<details") == shown.count("</details>") == 1
-
-
-def test_html_leaves_out_what_is_empty() -> None:
-    assert notebook.table((each for each in [("a", "", "b")]), ("1", "2", "3")).count("<th") == 2
-    assert notebook.table([], ("1", "2")).count("<th") == 2
-
-
 def test_it_is_data(op: Any) -> None:
     found = json.loads(json.dumps(op.describe().to_dict()))
     assert found["rules"][0]["kind"] == "kernel"
@@ -301,7 +285,6 @@ def test_registries_list_their_ops(registry: Registry, op: Any, monkeypatch: pyt
     monkeypatch.setenv("COLUMNS", "60")
     assert max(map(len, registry.describe().splitlines())) <= 60 + len(str(Path(__file__)))
     assert f"{op._qualname}\n  schema   (Tensor x, float by=2.0) -> Tensor\n" in registry.describe()
-    assert op._qualname in registry._repr_html_()
 
 
 def test_the_repr_has_the_schema(op: Any) -> None:

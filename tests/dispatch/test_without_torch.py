@@ -259,13 +259,10 @@ def test_what_a_kernel_raises_is_raised(registry: Registry, ns: str) -> None:
         op(X, Y)
 
 
-@pytest.mark.parametrize("lazy", [False, True])
-def test_a_kernel_by_function_of_the_library(registry: Registry, ns: str, lazy: bool) -> None:
-    """It may be registered before a lazy op is defined, and for an op that says nothing."""
+def test_a_kernel_by_function_of_the_library(registry: Registry, ns: str) -> None:
+    """It may be registered for an op whose other kernels call torch, too."""
     for name, calls_torch in (("f", False), ("g", True)):
-        op = registry.custom_op(
-            f"{ns}::{name}", raw_product, mutates_args=(), kernel_calls_torch=calls_torch, lazy=lazy
-        )
+        op = registry.custom_op(f"{ns}::{name}", raw_product, mutates_args=(), kernel_calls_torch=calls_torch)
         op.register_kernel("cpu", computes, calls_torch=True)
         assert torch.equal(op(X, Y), X * Y)
         customops.register_kernel(op, "cpu", computes, calls_torch=True)

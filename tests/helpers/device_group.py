@@ -24,7 +24,6 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from helpers.processes import end_in_time
-from helpers.versions import is_before
 
 Case = Callable[[int, str], Any]
 #: Seconds that all of it may take.
@@ -175,8 +174,7 @@ def reduce_scatter_tensor(rank: int, device: str) -> Any:
 @collective
 def all_to_all(rank: int, device: str) -> Any:
     outs = list(zeros(4, device=device).chunk(2))
-    if not is_before(2, 13):  # gloo has it
-        dist.all_to_all(outs, list(x_of(rank, device).chunk(2)))
+    dist.all_to_all(outs, list(x_of(rank, device).chunk(2)))
     return outs
 
 

@@ -23,8 +23,8 @@ from torch import Tensor, nn
 
 import customops
 from customops import custom_op
-from customops._dispatch.tuning import write
 from customops.errors import RegistrationError
+from customops.tuning._choices import write
 from helpers.processes import end_in_time
 
 SECTIONS: dict[str, Callable[[int], None]] = {}
@@ -265,26 +265,30 @@ def tuning(rank: int) -> None:
 
     for name, seconds in zip(("one", "two"), sleepy, strict=True):
         op.register_kernel("cpu", kernel(name, seconds), name=name)
-    (found,) = op.autotune([(torch.ones(8),)], ["one", "two"])
+    (found,) = customops.tuning.autotune(op, [(torch.ones(8),)], ["one", "two"])
     assert found.kernel == "two"
     assert len(ran) > 0 if rank == 0 else not ran
     op(torch.ones(7))
     assert ran[-1] == "two"
-    customops.check_tuned()
+    customops.tuning.check_tuned()
 
-    with pytest.raises(customops.CustomOpsError, match="no samples"):
-        op.autotune()
+    problem = (
+        "there are no samples to tune with" if rank == 0 else "rank 0, which measures the kernels, raised an error"
+    )
+    with pytest.raises(customops.CustomOpsError, match=problem) as caught:
+        customops.tuning.autotune(op)
+    assert rank == 0 or "there are no samples to tune with" in str(caught.value.got)
     key = ("tests_distributed::tuned", "cpu", "torch 2.13", "x=float32[8]")
     with tempfile.TemporaryDirectory() as folder:
         write(f"{folder}/tuned.toml", {key: ["v1", "v2"][rank]})
-        registration = customops.tuned(f"{folder}/tuned.toml")
-    for compare in (customops.check_tuned, lambda: op.autotune([(torch.ones(8),)])):
+        registration = customops.tuning.tuned(f"{folder}/tuned.toml")
+    for compare in (customops.tuning.check_tuned, lambda: customops.tuning.autotune(op, [(torch.ones(8),)])):
         with pytest.raises(RegistrationError, match="rank 1 has another tuned choice than rank 0") as caught:
             compare()
         assert "v2, in " in str(caught.value)
         assert "v1, as in " in str(caught.value)
     registration.unregister()
-    customops.check_tuned()
+    customops.tuning.check_tuned()
 
 
 # The processes --------------------------------------------------------------------------------------------------

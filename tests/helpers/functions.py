@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-
 from torch import Tensor
-
-#: The line of a decorated function, counted from that of its decorator: Python 3.10 calls decorators from the former.
-BELOW_DECORATOR = 0 if sys.version_info >= (3, 11) else 1
 
 
 def double_fn(x: Tensor) -> Tensor:

@@ -19,7 +19,8 @@ class isolated:
     modules that several of the tests import and that take seconds to import.
     """
 
-    #: The functions of the tests that this session runs; `tests/conftest.py` sets it after the selection.
+    #: The functions of the tests that this session runs, and the functions among their parameters.
+    #: `tests/conftest.py` sets it after the selection.
     chosen: Container[object] = ()
 
     def __init__(self, setup: Test | None = None, imports: Sequence[str] = ()) -> None:

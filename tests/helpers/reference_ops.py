@@ -10,6 +10,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from customops import CustomOpDef, Registry
 
@@ -211,9 +212,18 @@ class Row:
     def define(self, registry: Registry, ns: str, **options: Any) -> CustomOpDef[..., Any]:
         name = f"{ns}::{self.name}"
         op = registry.custom_op(name, self.kernel, mutates_args=self.mutates, **options)
-        op.register_reference(self.plain, like=torch.contiguous_format)  # as all of these kernels return
+        op.register_reference(contiguous(self.plain))  # as the results of all of these kernels are
         op.register_samples(lambda: [self.make(4)], constraints=self.constraints)
         return op
+
+
+def contiguous(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function whose results are those of `plain`, and contiguous."""
+
+    def function(*args: Any, **kwargs: Any) -> Any:
+        return tree_map(lambda x: x.contiguous() if isinstance(x, Tensor) else x, plain(*args, **kwargs))
+
+    return function
 
 
 def real(*shape: int) -> Tensor:

@@ -11,7 +11,7 @@ import json
 import os
 import traceback
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,16 +20,10 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from customops import CustomOpDef, custom_op
-from customops._rules.derived_sharding import DerivedRule
-from customops._rules.reference import Reference
 from customops.errors import ArgumentError, UnsupportedError
 from helpers.processes import end_in_time
-from helpers.versions import is_before
-
-_IS_NEWER = not torch.__version__.startswith("2.11.")
 
 #: By the number of processes.
 SECTIONS: dict[int, dict[str, Callable[[], None]]] = {2: {}, 4: {}}
@@ -45,13 +39,6 @@ def section(world: int) -> Callable[[Callable[[], None]], Callable[[], None]]:
 
 def tensor() -> Any:
     return importlib.import_module("torch.distributed.tensor")
-
-
-def derive(op: Any, plain: Callable[..., Any]) -> None:
-    """What `register_reference` does for sharding."""
-    if op._lowering is not None:
-        plain = op._lowering.kernel(plain)
-    op._rules.sharding.set(None, DerivedRule(op._definition, Reference(plain, op._definition)), is_derived=True)
 
 
 # Ops ------------------------------------------------------------------------------------------------------------
@@ -77,15 +64,10 @@ def concat_(xs: list[Tensor], dim: int = 0) -> Tensor:
     return torch.cat(xs, dim)
 
 
-def mean_of_size_(x: Tensor) -> Tensor:
-    """A number of the size: of a part it would be another."""
-    return x.sum(-1) / x.shape[-1] + torch.arange(x.shape[0], device=x.device)
-
-
 def of(name: str, fn: Callable[..., Any]) -> CustomOpDef[Any, Any]:
     op = custom_op(f"tests_sharding::{name}", lambda *args: fn(*args).clone(), mutates_args=(), schema=SCHEMAS[fn])
     op.register_fake(lambda *args: torch.empty_like(fn(*args), memory_format=torch.contiguous_format))
-    op.register_autograd_from(fn)
+    op.register_reference(fn, gives="gradients")
     return op
 
 
@@ -95,7 +77,6 @@ SCHEMAS = {
     swiglu_: "(Tensor gate, Tensor up) -> Tensor",
     softmax_: "(Tensor x, int dim=-1) -> Tensor",
     concat_: "(Tensor[] xs, int dim=0) -> Tensor",
-    mean_of_size_: "(Tensor x) -> Tensor",
 }
 
 
@@ -125,16 +106,10 @@ def rules() -> dict[Any, Callable[..., Any]]:
     return {linear_: linear, rms_norm_: rms_norm, swiglu_: swiglu, softmax_: softmax, concat_: concat}
 
 
-def both(name: str, fn: Callable[..., Any]) -> Iterator[CustomOpDef[Any, Any]]:
-    """An op with a rule by hand, and one whose rule is derived."""
-    stated = rules().get(fn)
-    if stated is not None:
-        op = of(f"{name}_by_rule", fn)
-        op.register_sharding(stated)
-        yield op
-    op = of(f"{name}_derived", fn)
-    derive(op, fn)
-    yield op
+def with_rule(name: str, fn: Callable[..., Any]) -> CustomOpDef[Any, Any]:
+    op = of(name, fn)
+    op.register_sharding(rules()[fn])
+    return op
 
 
 def distribute(x: Any, mesh: Any, placements: Sequence[Any]) -> Any:
@@ -185,13 +160,11 @@ def numbers(*shape: int) -> Tensor:
 def inputs() -> dict[Any, list[list[Any]]]:
     """For each function calls with tensors of which some do not split evenly."""
     return {
-        # With torch 2.11, the backward of `F.linear` itself fails for a DTensor of three dimensions.
-        linear_: [[numbers(5, 4), numbers(6, 4)], [numbers(2, 3, 4), numbers(5, 4), numbers(5)]][: 1 + _IS_NEWER],
+        linear_: [[numbers(5, 4), numbers(6, 4)], [numbers(2, 3, 4), numbers(5, 4), numbers(5)]],
         rms_norm_: [[numbers(5, 4), numbers(4)], [numbers(4, 3, 2), numbers(2), 1e-5]],
         swiglu_: [[numbers(4, 3), numbers(4, 3)]],
         softmax_: [[numbers(5, 4), 0], [numbers(4, 3, 2)]],
         concat_: [[[numbers(4, 3), numbers(2, 3)]], [[numbers(3, 4), numbers(3, 2), numbers(3, 2)], 1]],
-        mean_of_size_: [[numbers(4, 5)], [numbers(3, 2)]],
     }
 
 
@@ -203,16 +176,16 @@ def every_pair_of_placements() -> None:
     distributed = tensor()
     mesh = dist.device_mesh.init_device_mesh("cpu", (2,))
     for fn, calls in inputs().items():
-        for op in both(fn.__name__, fn):
-            for args in calls:
-                tensors = [x for each in args for x in (each if isinstance(each, list) else [each])]
-                tensors = [x for x in tensors if isinstance(x, Tensor)]
-                options = [
-                    [distributed.Replicate(), *map(distributed.Shard, range(x.dim())), distributed.Partial()]
-                    for x in tensors[:2]
-                ] + [[distributed.Replicate(), distributed.Shard(0)] for _ in tensors[2:]]
-                for placements in itertools.islice(itertools.product(*options), 0, None, 2):
-                    compare(op, fn, args, mesh, [[each] for each in placements])
+        op = with_rule(fn.__name__, fn)
+        for args in calls:
+            tensors = [x for each in args for x in (each if isinstance(each, list) else [each])]
+            tensors = [x for x in tensors if isinstance(x, Tensor)]
+            options = [
+                [distributed.Replicate(), *map(distributed.Shard, range(x.dim())), distributed.Partial()]
+                for x in tensors[:2]
+            ] + [[distributed.Replicate(), distributed.Shard(0)] for _ in tensors[2:]]
+            for placements in itertools.islice(itertools.product(*options), 0, None, 2):
+                compare(op, fn, args, mesh, [[each] for each in placements])
 
 
 @section(2)
@@ -229,16 +202,15 @@ def communicates_only_what_is_needed() -> None:
         return mode.get_total_counts(), result
 
     x, w = numbers(4, 6), numbers(8, 6)
-    for op in both("counted_linear", linear_):
-        rows = counted(op, distribute(x, mesh, [shard(0)]), distribute(w, mesh, [whole]))
-        columns = counted(op, distribute(x, mesh, [whole]), distribute(w, mesh, [shard(0)]))
-        inner = counted(op, distribute(x, mesh, [shard(1)]), distribute(w, mesh, [shard(1)]))
-        found = [(count, result.placements[0]) for count, result in (rows, columns, inner)]
-        assert found == [(0, shard(0)), (0, shard(1)), (0, distributed.Partial())]
-    for op in both("counted_norm", rms_norm_):
-        weight = distribute(numbers(6), mesh, [whole])
-        assert counted(op, distribute(x, mesh, [shard(0)]), weight)[0] == 0
-        assert counted(op, distribute(x, mesh, [shard(1)]), weight)[0] == 1
+    linear = with_rule("counted_linear", linear_)
+    rows = counted(linear, distribute(x, mesh, [shard(0)]), distribute(w, mesh, [whole]))
+    columns = counted(linear, distribute(x, mesh, [whole]), distribute(w, mesh, [shard(0)]))
+    inner = counted(linear, distribute(x, mesh, [shard(1)]), distribute(w, mesh, [shard(1)]))
+    found = [(count, result.placements[0]) for count, result in (rows, columns, inner)]
+    assert found == [(0, shard(0)), (0, shard(1)), (0, distributed.Partial())]
+    norm, weight = with_rule("counted_norm", rms_norm_), distribute(numbers(6), mesh, [whole])
+    assert counted(norm, distribute(x, mesh, [shard(0)]), weight)[0] == 0
+    assert counted(norm, distribute(x, mesh, [shard(1)]), weight)[0] == 1
 
 
 @section(2)
@@ -255,6 +227,8 @@ def several_kernels() -> None:
         return lambda x: ran.append(name) or x * 2  # type: ignore[func-returns-value]
 
     op = custom_op("tests_sharding::several", double, mutates_args=(), reference=double)
+    placements = [distributed.Replicate(), distributed.Shard(0)]
+    op.register_sharding(lambda x: [([each], [each]) for each in placements])
     op.register_kernel("cpu", logged("few"), name="few", when=lambda x: x.shape[0] <= 4 or "4 rows")
     op.register_kernel("cpu", logged("many"), name="many", priority=-1)
     compiled = torch.compile(lambda x: op(x) + 0, backend="aot_eager", fullgraph=True)
@@ -294,26 +268,21 @@ def other_arguments() -> None:
     def stated_pad(x: Any, sizes: list[int]) -> Any:
         return [([distributed.Shard(0)], [distributed.Shard(0), None])]
 
-    for way in ("stated", "derived"):
-        op = custom_op(f"tests_sharding::reduce_{way}", reduce, mutates_args=())
-        padded = custom_op(f"tests_sharding::pad_{way}", pad, mutates_args=())
-        op.register_fake(lambda x, keepdim, mode="sum", *, frac=1.0: reduce(x, keepdim, mode, frac=frac))
-        padded.register_fake(pad)
-        if way == "stated":
-            op.register_sharding(stated)
-            padded.register_sharding(stated_pad)
-        else:
-            derive(op, reduce)
-            derive(padded, pad)
-        x = numbers(4, 6)
-        for place in (0, 1):
-            for order in (1, -1):
-                split = distribute(x, mesh, [distributed.Shard(place)])
-                for keepdim, mode, frac in [*itertools.product((True, False), ("sum", "max"), (0.5, 1.0))][::order]:
-                    got = op(split, keepdim, mode, frac=frac)
-                    torch.testing.assert_close(got.full_tensor(), reduce(x, keepdim, mode, frac=frac))
-                for size in (7, 9, 8):
-                    torch.testing.assert_close(padded(split, [size]).full_tensor(), pad(x, [size]))
+    op = custom_op("tests_sharding::reduce", reduce, mutates_args=())
+    padded = custom_op("tests_sharding::pad", pad, mutates_args=())
+    op.register_fake(lambda x, keepdim, mode="sum", *, frac=1.0: reduce(x, keepdim, mode, frac=frac))
+    padded.register_fake(pad)
+    op.register_sharding(stated)
+    padded.register_sharding(stated_pad)
+    x = numbers(4, 6)
+    for place in (0, 1):
+        for order in (1, -1):
+            split = distribute(x, mesh, [distributed.Shard(place)])
+            for keepdim, mode, frac in [*itertools.product((True, False), ("sum", "max"), (0.5, 1.0))][::order]:
+                got = op(split, keepdim, mode, frac=frac)
+                torch.testing.assert_close(got.full_tensor(), reduce(x, keepdim, mode, frac=frac))
+            for size in (7, 9, 8):
+                torch.testing.assert_close(padded(split, [size]).full_tensor(), pad(x, [size]))
 
 
 class Parts(NamedTuple):
@@ -340,35 +309,35 @@ def forms_of_arguments_and_results() -> None:
     def shards(x: Any, *rest: Any, **named: Any) -> Any:
         return [(shard(0), dict.fromkeys(("xs",) if isinstance(x, tuple) else ("x",), shard(0)))]
 
-    ops = {}
+    ops: dict[Any, Any] = {}
     for fn in (parts, pieces, scale):
-        for way in ("stated", "derived"):
-            op = custom_op(f"tests_sharding::{fn.__name__}_{way}", fn, mutates_args=())
-            op.register_fake(fn)
-            if way == "derived":
-                derive(op, fn)
-            elif fn is not scale:
-                op.register_sharding(lambda x, y: shards(x, y))
-            else:
-                op.register_sharding(
-                    lambda x, *, by=None: [([shard(0)], [shard(0)] if by is None else [shard(0), whole])]
-                )
-            ops[fn, way] = op
-    for way, place, twice in itertools.product(("stated", "derived"), (shard(0), shard(1), whole), (True, False)):
+        ops[fn] = custom_op(f"tests_sharding::{fn.__name__}", fn, mutates_args=())
+        ops[fn].register_fake(fn)
+    ops[parts].register_sharding(lambda x, y: shards(x, y))
+    ops[pieces].register_sharding(lambda x, y: shards(x, y))
+    ops[scale].register_sharding(lambda x, *, by=None: [([shard(0)], [shard(0)] if by is None else [shard(0), whole])])
+    for place, twice in itertools.product((shard(0), shard(1), whole), (True, False)):
         split = distribute(x, mesh, [place])
-        got, expected = ops[parts, way]([split, split], twice), parts([x, x], twice)
+        got, expected = ops[parts]([split, split], twice), parts([x, x], twice)
         torch.testing.assert_close(got.whole.full_tensor(), expected.whole)
         assert type(got) is Parts
         assert (got.double is not None) is twice
         if twice:
             torch.testing.assert_close(got.double.full_tensor(), expected.double)
-        for one, other in zip(ops[pieces, way](split, 3), pieces(x, 3), strict=True):
+        for one, other in zip(ops[pieces](split, 3), pieces(x, 3), strict=True):
             torch.testing.assert_close(one.full_tensor(), other)
         by = distribute(x[0].clone(), mesh, [shard(0)])  # a keyword that has to be gathered
-        torch.testing.assert_close(ops[scale, way](split, by=by).full_tensor(), x * x[0])
-        torch.testing.assert_close(ops[scale, way](split).full_tensor(), x)
+        torch.testing.assert_close(ops[scale](split, by=by).full_tensor(), x * x[0])
+        torch.testing.assert_close(ops[scale](split).full_tensor(), x)
     with pytest.raises(ArgumentError, match="a tensor that is none"):
-        ops[scale, "stated"](split, by=x[0])
+        ops[scale](split, by=x[0])
+    other = dist.device_mesh.init_device_mesh("cpu", (1, 2))
+    with pytest.raises(ArgumentError, match="a call has DTensors of two meshes") as caught:
+        ops[scale](split, by=distribute(x[0].clone(), other, [whole, whole]))
+    error = caught.value
+    assert (error.op, error.argument) == (ops[scale]._qualname, "by")
+    assert (error.expected, error.got) == (str(mesh), str(other))
+    assert str(error.fix).startswith("distribute_tensor(by.full_tensor(), mesh, placements)")
 
 
 @section(2)
@@ -387,21 +356,15 @@ def writes() -> None:
     def scale_(x: Tensor, by: float) -> Tensor:
         return x.mul_(by)
 
-    def check() -> None:
-        for place, into in itertools.product((shard(0), shard(1), whole), (shard(0), whole)):
-            out = distribute(torch.ones(4, 6), mesh, [into])
-            accumulate(distribute(x, mesh, [place]), out)
-            torch.testing.assert_close(out.full_tensor(), x + 1)
-            assert out.placements == (into,)
-            assert scale_(out, 2.0) is out
-            torch.testing.assert_close(out.full_tensor(), 2 * (x + 1))
-
-    derive(accumulate, lambda x, out: x + out)
-    derive(scale_, lambda x, by: x * by)
-    check()
     accumulate.register_sharding(lambda x, out: [([], [each, each]) for each in (shard(0), whole)])
     scale_.register_sharding(lambda x, by: [([each], [each]) for each in (shard(0), whole)])
-    check()
+    for place, into in itertools.product((shard(0), shard(1), whole), (shard(0), whole)):
+        out = distribute(torch.ones(4, 6), mesh, [into])
+        accumulate(distribute(x, mesh, [place]), out)
+        torch.testing.assert_close(out.full_tensor(), x + 1)
+        assert out.placements == (into,)
+        assert scale_(out, 2.0) is out
+        torch.testing.assert_close(out.full_tensor(), 2 * (x + 1))
     with pytest.raises(UnsupportedError, match="writes to a DTensor"):
         scale_(distribute(x, mesh, [shard(1)]), 2.0)
 
@@ -413,13 +376,13 @@ def compiled() -> None:
     mesh = dist.device_mesh.init_device_mesh("cpu", (2,))
     shard, whole = distributed.Shard, distributed.Replicate()
     pairs = (shard(0), whole), (whole, shard(0)), (shard(1), shard(1))
-    for op in both("compiled_linear", linear_):
-        for call, backend in ((op, "aot_eager"), (op._opoverload, "aot_eager"), (op, "inductor")):
-            for rows, places in itertools.product((4, 5), pairs) if backend == "aot_eager" else [(5, pairs[2])]:
-                torch._dynamo.reset()  # for other sizes torch's own ops communicate differently in each process
-                step = torch.compile(lambda x, w, call=call: call(x * 2, w).relu(), backend=backend, fullgraph=True)
-                compare(step, lambda x, w: F.linear(x * 2, w).relu(), [numbers(rows, 6), numbers(8, 6)], mesh,
-                        [[place] for place in places])  # fmt: skip
+    op = with_rule("compiled_linear", linear_)
+    for call, backend in ((op, "aot_eager"), (op._opoverload, "aot_eager"), (op, "inductor")):
+        for rows, places in itertools.product((4, 5), pairs) if backend == "aot_eager" else [(5, pairs[2])]:
+            torch._dynamo.reset()  # for other sizes torch's own ops communicate differently in each process
+            step = torch.compile(lambda x, w, call=call: call(x * 2, w).relu(), backend=backend, fullgraph=True)
+            compare(step, lambda x, w: F.linear(x * 2, w).relu(), [numbers(rows, 6), numbers(8, 6)], mesh,
+                    [[place] for place in places])  # fmt: skip
 
 
 def example() -> types.ModuleType:
@@ -434,15 +397,11 @@ def example() -> types.ModuleType:
 
 @section(2)
 def tensor_parallel_and_fsdp() -> None:
-    """The losses are those of one process, eager and compiled, with rules by hand and derived ones."""
+    """The losses are those of one process, eager and compiled."""
     module = example()
     for way, backend in itertools.product(("tensor", "fsdp"), (None, "aot_eager")):
         torch._dynamo.reset()
         module.compare(way, backend)
-    shard, whole = tensor().Shard, tensor().Replicate()
-    module.rms_norm.register_sharding(lambda x, w, eps: [([shard(d)], [shard(d), whole]) for d in range(x.ndim - 1)])
-    module.swiglu.register_sharding(lambda gate, up: [([shard(d)], [shard(d)] * 2) for d in range(gate.ndim)])
-    module.compare("tensor")
 
 
 # Four processes -------------------------------------------------------------------------------------------------
@@ -454,14 +413,14 @@ def two_dimensions() -> None:
     mesh = dist.device_mesh.init_device_mesh("cpu", (2, 2))
     for fn in (linear_, rms_norm_, concat_):
         args = inputs()[fn][0]
-        for op in both(f"{fn.__name__}_in_two", fn):
-            tensors = [x for each in args for x in (each if isinstance(each, list) else [each])]
-            options = [
-                list(itertools.product([distributed.Replicate(), *map(distributed.Shard, range(x.dim()))], repeat=2))
-                for x in tensors
-            ]
-            for placements in itertools.islice(itertools.product(*options), 0, None, 17):
-                compare(op, fn, args, mesh, placements)
+        op = with_rule(f"{fn.__name__}_in_two", fn)
+        tensors = [x for each in args for x in (each if isinstance(each, list) else [each])]
+        options = [
+            list(itertools.product([distributed.Replicate(), *map(distributed.Shard, range(x.dim()))], repeat=2))
+            for x in tensors
+        ]
+        for placements in itertools.islice(itertools.product(*options), 0, None, 17):
+            compare(op, fn, args, mesh, placements)
 
 
 @section(4)
@@ -470,80 +429,6 @@ def both_at_once() -> None:
     for backend in (None, "aot_eager"):
         torch._dynamo.reset()
         module.compare("both", backend)
-
-
-# The fifteen ops that have a reference alone --------------------------------------------------------------------
-
-
-#: Whose plain function torch itself gets wrong for DTensors, or refuses: an index, a scan, a convolution.
-WRONG_IN_TORCH = ("experts", "scan", "conv1d") if is_before(2, 12) else ()
-
-
-def fifteen(*shape: int) -> None:
-    """Each of their tensors split along its first dimension, or whole: forward and backward."""
-    rows = importlib.import_module("helpers.reference_ops")
-    distributed, registry = tensor(), importlib.import_module("customops").Registry()
-    mesh = dist.device_mesh.init_device_mesh("cpu", shape)
-    shard, whole = distributed.Shard(0), distributed.Replicate()
-    for row in rows.ROWS:
-        args, op = row.make(8), row.define(registry, "tests_sharding_fifteen")
-        tensors = [x for x in tree_flatten(args)[0] if isinstance(x, Tensor)]
-        # Sizes that depend on data, and nothing to split.
-        if row.name in ("nonzero", "ramp", *WRONG_IN_TORCH):
-            continue
-        # torch's own backward of a convolution fails for DTensors if the output channels are split.
-        for split in range(1 if row.name == "conv1d" else min(len(tensors), 2)):
-            # Along one dimension of the mesh each: some of torch's own operations refuse a tensor that is split twice.
-            placed = iter(
-                [shard if i in (split - 1, split) and n == i % len(shape) else whole for n in range(len(shape))]
-                for i in range(len(tensors))
-            )
-
-            def place(x: Any, placed: Any = placed) -> Any:
-                return distribute(x, mesh, next(placed)) if isinstance(x, Tensor) else x
-
-            given = tree_map(place, args)
-            if row.mutates:
-                given = (given[0].redistribute(placements=[whole] * len(shape)).detach().clone(), *given[1:])
-                op(*given)
-                found, expected = given[0], row.plain(*args)
-            else:
-                found, expected = op(*given), row.plain(*args)
-            for one, other in zip(tree_flatten(found)[0], tree_flatten(expected)[0], strict=True):
-                torch.testing.assert_close(one.full_tensor(), other)
-            # Nor does it work on a mesh of two dimensions, with torch 2.15.
-            if row.differentiable and not row.mutates and not (row.name == "conv1d" and len(shape) > 1):
-                leaves = [x.detach().requires_grad_() for x in tree_flatten(given)[0] if is_float(x)]
-                wholes = [x.full_tensor().detach().requires_grad_() for x in leaves]
-                grads = torch.autograd.grad(total(op, given, leaves), leaves, allow_unused=True)
-                expected = torch.autograd.grad(total(row.plain, args, wholes), wholes, allow_unused=True)
-                for one, other in zip(grads, expected, strict=True):
-                    assert (one is None) == (other is None)
-                    if one is not None:
-                        torch.testing.assert_close(one.full_tensor(), other)
-
-
-def is_float(x: Any) -> bool:
-    return isinstance(x, Tensor) and x.is_floating_point()
-
-
-def total(fn: Callable[..., Any], args: Any, leaves: Sequence[Any]) -> Any:
-    """A number made of the results, with `leaves` in the place of the floating tensors."""
-    flat, spec = tree_flatten(args)
-    rest = iter(leaves)
-    results = fn(*tree_unflatten([next(rest) if is_float(x) else x for x in flat], spec))
-    result: Any = sum(x.square().sum() for x in tree_flatten(results)[0] if is_float(x))
-    return result.full_tensor() if hasattr(result, "full_tensor") else result
-
-
-@section(2)
-def fifteen_in_two() -> None:
-    fifteen(2)
-
-
-@section(4)
-def fifteen_in_four() -> None:
-    fifteen(2, 2)
 
 
 # The processes --------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Ops of all kinds, for the stub in tests/typing/torch_ops.pyi."""
+"""Ops of all kinds, for the stub in tests/programs/type_checkers/torch_ops.pyi."""
 
 from __future__ import annotations
 

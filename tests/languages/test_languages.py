@@ -8,6 +8,7 @@ import pytest
 
 import customops
 from customops import languages
+from customops.errors import ArgumentError
 
 
 def test_names() -> None:
@@ -21,4 +22,12 @@ def test_a_package_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "customops.languages._tvm_ffi", raising=False)
     monkeypatch.delattr(languages, "_tvm_ffi", raising=False)
     with pytest.raises(ImportError, match="pip install apache-tvm-ffi"):
-        _ = customops.from_tvm_ffi
+        _ = customops.languages.from_tvm_ffi
+
+
+@pytest.mark.parametrize("name", ["numpy", "c"])
+def test_what_is_no_function(name: str) -> None:
+    language = {"numpy": "NumPy", "c": "C"}[name]
+    with pytest.raises(ArgumentError, match=f"a {language} kernel must be a function") as caught:
+        getattr(languages, f"from_{name}")("kernel.so")
+    assert (caught.value.argument, caught.value.got) == ("fn", "'kernel.so'")

@@ -356,9 +356,14 @@ def test_a_gradient_for_a_schema_that_has_none(ns: str, lib: Library, schema: st
 def test_a_gradient_for_an_op_that_has_one(ns: str, lib: Library, key: str) -> None:
     lib.define("foo(Tensor x) -> Tensor")
     lib.impl("foo", lambda x: x.sin().cos(), key)
+    is_composite = key == "CompositeImplicitAutograd"
+    problem = "it is differentiated through the ops" if is_composite else "a kernel for gradients already, at "
     for register in halves(ns):
-        with pytest.raises(RuntimeError, match=rf"{key}\b"):
+        with pytest.raises(RegistrationError, match=problem) as caught:
             register()
+        assert f"{key}" in str(caught.value.problem)
+        assert caught.value.op == f"{ns}::foo"
+        assert (caught.value.fix == "register gradients for those ops") is is_composite
 
 
 def test_a_gradient_for_an_op_of_customops(ns: str) -> None:

@@ -75,10 +75,16 @@ def test_a_malformed_schema(ns: str, schema: str) -> None:
 
 
 @pytest.mark.parity(67)
-@pytest.mark.parametrize("name", ["foo.Tensor", "foo.default", "foo.out"])
+@pytest.mark.parametrize("name", ["foo.Tensor", "foo.out"])
 def test_an_overload_in_the_name(ns: str, name: str) -> None:
-    with pytest.raises(ValueError, match="overload"):
+    with pytest.raises(DefinitionError, match="the legacy API does not support overloads") as caught:
         legacy.custom_op(f"{ns}::{name}", "() -> ()")
+    assert (caught.value.op, caught.value.fix) == (f"{ns}::{name}", f"use '{ns}::foo'")
+
+
+def test_the_default_overload_in_the_name(ns: str) -> None:
+    with pytest.raises(ValueError, match='the overload name "default" is taken'):
+        legacy.custom_op(f"{ns}::foo.default", "() -> ()")
 
 
 @pytest.mark.parity(67)

@@ -22,7 +22,7 @@ from torch import Tensor
 import customops
 from customops import CustomOpDef, Mut, Registry
 
-CORPUS = Path(__file__).parents[1] / "typing"
+CORPUS = Path(__file__).parents[1] / "programs" / "type_checkers"
 
 
 @dataclass(frozen=True)
@@ -171,6 +171,6 @@ def test_what_type_checkers_take_for_right_is_right(name: str) -> None:
 
 
 def test_annotations_of_the_package_are_exported() -> None:
-    assert {"Keys", "Mut", "Mutates", "SameAs"} <= set(customops.__all__)
-    assert typing.get_args(Mut[Tensor]) == (Tensor, customops.Mutates)
+    assert {"Keys", "Mut", "SameAs"} <= set(customops.__all__)
+    assert typing.get_args(Mut[Tensor])[0] is Tensor
     assert issubclass(customops.errors.ArgumentError, customops.CustomOpsError)

@@ -1,4 +1,4 @@
-"""``layout=``: the strides that inductor gives the tensors of an op."""
+"""The tags that say which strides inductor gives the tensors of an op."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from customops import Registry
-from customops.errors import DefinitionError
 
 STRIDES: list[Any] = []
 
@@ -20,28 +19,18 @@ def double(x: Tensor) -> Tensor:
     return x * 2
 
 
-TAGS = {
-    "needs_contiguous": torch.Tag.needs_contiguous_strides,
-    "exact_strides": torch.Tag.needs_exact_strides,
-    "stride_order": torch.Tag.needs_fixed_stride_order,
-    "flexible": torch.Tag.flexible_layout,
-}
-
-
-@pytest.mark.parametrize("layout", TAGS)
-def test_a_layout_is_a_tag(registry: Registry, ns: str, layout: Any) -> None:
-    op = registry.custom_op(f"{ns}::double", double, mutates_args=(), layout=layout)
-    assert TAGS[layout] in op.tags
-    again = registry.custom_op(f"{ns}::double", double, mutates_args=(), layout=layout, tags=TAGS[layout])
-    assert again.tags.count(TAGS[layout]) == 1
-
-
 @pytest.mark.compile
 @pytest.mark.parametrize(
-    ("layout", "strides"), [("needs_contiguous", (3, 1)), ("exact_strides", (1, 4)), ("stride_order", (1, 4))]
+    ("tag", "strides"),
+    [
+        (torch.Tag.needs_contiguous_strides, (3, 1)),
+        (torch.Tag.needs_exact_strides, (1, 4)),
+        (torch.Tag.needs_fixed_stride_order, (1, 4)),
+    ],
+    ids=str,
 )
-def test_what_kernels_get_in_compiled_code(registry: Registry, ns: str, layout: Any, strides: Any) -> None:
-    op = registry.custom_op(f"{ns}::double", double, mutates_args=(), layout=layout)
+def test_the_strides_that_kernels_get_in_compiled_code(registry: Registry, ns: str, tag: Any, strides: Any) -> None:
+    op = registry.custom_op(f"{ns}::double", double, mutates_args=(), tags=tag)
     op.register_fake(lambda x: torch.empty_like(x))
     x = torch.randn(3, 4).t()
     for inputs in (x, torch.randn(3, 4).t()):
@@ -51,14 +40,4 @@ def test_what_kernels_get_in_compiled_code(registry: Registry, ns: str, layout: 
         assert_close(result, (inputs * 2).sin())
     STRIDES.clear()
     op(x)
-    assert STRIDES == [(1, 4)]  # as it is given
-
-
-def test_what_is_refused(registry: Registry, ns: str) -> None:
-    with pytest.raises(DefinitionError, match="layout= has an invalid value"):
-        registry.custom_op(f"{ns}::double", double, mutates_args=(), layout="contiguous")  # type: ignore[call-overload]
-    with pytest.raises(DefinitionError, match="layout= and tags= disagree"):
-        registry.custom_op(
-            f"{ns}::double", double, mutates_args=(), layout="flexible", tags=torch.Tag.needs_exact_strides
-        )
-    assert len(registry) == 0
+    assert STRIDES == [(1, 4)]  # the strides of the argument

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 from helpers.compiling import dynamo
-from helpers.versions import needs_torch
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -262,7 +261,6 @@ def test_what_is_written_by_name(registry: Registry, ns: str, layers: list[Layer
         assert x.tolist() == [expected / 2] * n
 
 
-@needs_torch(2, 13, because="torch.export has no opaque values before")
 @pytest.mark.compile
 def test_exported_programs_hold_the_name(layers: list[Layer], scale: Any) -> None:
     model, x = torch.nn.Sequential(*layers), torch.ones(2)

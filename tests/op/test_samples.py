@@ -13,7 +13,7 @@ from torch import Tensor
 from customops import Registry
 from customops._dispatch.scopes import KINDS
 from customops.checks._trial import Kind
-from customops.errors import ArgumentError
+from customops.errors import ArgumentError, CallbackError
 
 
 def roll_of(registry: Registry) -> Any:
@@ -60,6 +60,19 @@ def test_options_that_make_no_sense(registry: Registry, options: Any, argument: 
         roll.register_samples(samples, **options)
     assert caught.value.argument == argument
     assert list(roll.samples()) == []
+
+
+@pytest.mark.parametrize(("found", "got"), [(None, "NoneType"), (3, "int")])
+def test_samples_that_are_not_iterable(registry: Registry, found: Any, got: str) -> None:
+    roll = roll_of(registry)
+    roll.register_samples(lambda: found)
+    with pytest.raises(CallbackError, match="the samples are not iterable") as caught:
+        roll.samples()
+    error = caught.value
+    assert (error.op, error.got) == ("samples_tests::roll", got)
+    assert error.expected == "tuples of arguments, each args or (args, kwargs)"
+    assert error.fix is not None
+    assert error.fix.startswith("yield (x,) for each call")
 
 
 def test_options_end_with_their_scope(registry: Registry) -> None:

@@ -170,7 +170,11 @@ def _():
         (("--customops", "empty.py"), 2, "empty.py defines no op itself"),
         (("--customops", "raises.py"), 2, "ZeroDivisionError"),
         (("--customops", "OPS", "--customops-ops", "x::*"), 2, "no op matches --customops-ops x::*"),
-        (("--customops", "OPS", "--customops-checks", "test_all"), 4, "no check test_all; there are test_schema"),
+        (
+            ("--customops", "OPS", "--customops-checks", "test_all"),
+            4,
+            "--customops-checks: no check test_all; there are test_schema",
+        ),
         (("--customops", "OPS", "--customops-effort", "some"), 4, "invalid choice: 'some'"),
         (("--customops-mode", "tests"), 4, "write --customops-mode=sample tests"),
     ],

@@ -66,6 +66,30 @@ def test_other_forms_are_refused(tmp_path: Path, text: str, message: str) -> Non
     assert raised.value.where == str(path)
 
 
+def test_removed_checks_are_ignored(tmp_path: Path) -> None:
+    path = tmp_path / FILE
+    path.write_text(FLIP + FLIP.replace("faketensor", "first_calls"))
+    expected = Expected.load(str(path))
+    assert [key.check for key in expected.entries] == ["test_faketensor"]
+    expected.update({}, [])
+    assert "first_calls" not in path.read_text()
+    dictionary = {"NS::flip": {"T.test_first_calls__test_a": {"comment": "", "status": "xfail"}}}
+    (tmp_path / "failures.json").write_text(json.dumps({"_version": 1, "data": dictionary}, indent=2) + "\n")
+    assert not Expected.load(str(tmp_path / "failures.json")).entries
+
+
+def test_a_failures_dict_with_a_test_of_no_check_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "failures.json"
+    entries = {"NS::flip": {"Flip.test_flip": {"comment": "", "status": "xfail"}}}
+    document = {"_description": "", "_version": 1, "data": entries}
+    path.write_text(json.dumps(document, indent=2, sort_keys=True) + "\n")
+    with pytest.raises(ExpectedError, match="the name of a test in the failures dict begins with no check") as raised:
+        Expected.load(str(path))
+    assert (raised.value.op, raised.value.got) == ("NS::flip", "Flip.test_flip")
+    assert raised.value.expected == "TestClass.check__test"
+    assert raised.value.where == str(path)
+
+
 def test_it_is_updated_and_keeps_what_people_wrote(tmp_path: Path) -> None:
     path = tmp_path / FILE
     by_hand = "\n# this one is for Ada\n" + FLIP.lstrip().replace('"strides"', '"""two\nlines"""  # why')

@@ -44,7 +44,7 @@ def test_a_wrong_gradient(project: Project) -> None:
     op = customops.default_registry[f"{project.ns}::softplus"]
     (described,) = [rule for rule in op.describe().rules if rule.kind == "backward"]
     assert described.where.endswith(f"{project.ops}.py:{line}")
-    with customops.logging.record(op) as calls, customops.logging.dump("dumps", ops=op, when="all") as paths:
+    with customops.recording.record(op) as calls, customops.recording.dump("dumps", ops=op, when="all") as paths:
         x = torch.linspace(-1, 1, 4, dtype=torch.float64, requires_grad=True)
         op(x).sum().backward()
     assert [call.op for call in calls] == [op._qualname]
@@ -52,9 +52,9 @@ def test_a_wrong_gradient(project: Project) -> None:
 
     project.write(f"{project.ops}.py", WRONG.replace("torch.exp(-x)", "torch.sigmoid(x)"))
     assert "1 passed" in project.run(*command, status=0)
-    saved = customops.logging.load(paths[0])
+    saved = customops.recording.load(paths[0])
     (again,) = saved.sample.args
-    customops.logging.replay(paths[0]).sum().backward()
+    customops.recording.replay(paths[0]).sum().backward()
     fixed = customops.default_registry[op._qualname]
     y = again.detach().requires_grad_()
     fixed(y).sum().backward()

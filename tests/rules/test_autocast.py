@@ -439,8 +439,8 @@ def vmap_rule(info: Any, in_dims: Any, x: Tensor, w: Tensor) -> tuple[Tensor, in
 
 FORMULAS: dict[str, Callable[[Any], Any]] = {
     "formula": with_formula,
-    "function": lambda op: op.register_autograd_from(wave),
-    "recorded function": lambda op: op.register_autograd_from(wave, recompute=False),
+    "function": lambda op: op.register_reference(wave, gives="gradients"),
+    "recorded function": lambda op: op.register_reference(wave, recompute=False, gives="gradients"),
 }
 
 
@@ -522,7 +522,7 @@ def test_formulas_and_rules_see_what_is_cast(registry: Registry, ns: str, how: s
 def test_a_formula_that_switches_autocast_on(registry: Registry, ns: str) -> None:
     op = registry.custom_op(f"{ns}::wave", wave, mutates_args=())
 
-    @op.register_autograd_from
+    @op.register_reference(gives="gradients")
     def in_bf16(x: Tensor, w: Tensor) -> Tensor:
         with torch.autocast("cpu", dtype=BF16):
             product = x @ w

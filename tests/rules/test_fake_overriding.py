@@ -10,7 +10,7 @@ import pytest
 import torch
 from helpers.compiling import draft_export
 from helpers.fakes import fake_shape, meta_shape, rows, source_of
-from helpers.functions import BELOW_DECORATOR, add_fn, double_fn
+from helpers.functions import add_fn, double_fn
 from torch import Tensor
 from torch._library.simple_registry import singleton as torch_fakes
 from torch._library.utils import has_fake_kernel
@@ -194,6 +194,16 @@ def test_a_fake_wins_over_a_kernel(ns: str, key: str) -> None:
     library._destroy()
 
 
+def test_a_fake_wins_over_the_function_of_a_traceable_op(registry: Registry, ns: str) -> None:
+    options: dict[str, Any] = {"mutates_args": (), "schema": "(Tensor x) -> Tensor", "traceable": True}
+    op, x = registry.custom_op(f"{ns}::f", lambda x: x + 1, **options), torch.ones(9)
+    assert (fake_shape(op, x), meta_shape(op, x)) == ([9], [9])
+    with registry.scope():
+        op.register_fake(rows(3))
+        assert (fake_shape(op, x), meta_shape(op, x)) == ([3], [3])
+    assert (fake_shape(op, x), meta_shape(op, x)) == ([9], [9])
+
+
 @pytest.mark.parity(43)
 def test_overriding_can_be_refused(double: Any, foreign: Any) -> None:
     for op in double, foreign:
@@ -276,7 +286,7 @@ def test_sources_of_fakes(registry: Registry, ns: str, double: Any, foreign: Any
         def decorated(x: Tensor) -> Tensor:
             return torch.empty_like(x)
 
-        assert source_of(op) == here(above=4 - BELOW_DECORATOR)
+        assert source_of(op) == here(above=4)
         op.register_fake(rows(2))
         assert source_of(op) == here(above=1)
 
@@ -284,18 +294,18 @@ def test_sources_of_fakes(registry: Registry, ns: str, double: Any, foreign: Any
         def bare(x: Tensor) -> Tensor:
             return torch.empty_like(x)
 
-        assert source_of(op) == here(above=4 - BELOW_DECORATOR)
+        assert source_of(op) == here(above=4)
 
         @op.register_fake(allow_override=True)
         def parametrised(x: Tensor) -> Tensor:
             return torch.empty_like(x)
 
-        assert source_of(op) == here(above=4 - BELOW_DECORATOR)
+        assert source_of(op) == here(above=4)
         rules = Library(ns, "FRAGMENT")
         customops.register_fake(op, rows(3), lib=rules)
         assert source_of(op) == here(above=1)
         rules._destroy()
-        assert source_of(op) == here(above=9 - BELOW_DECORATOR)
+        assert source_of(op) == here(above=9)
 
 
 @pytest.mark.parity(45)
@@ -307,7 +317,7 @@ def test_source_of_the_default_fake(registry: Registry, ns: str) -> None:
     def decorated(x: Tensor) -> Tensor:
         return x * 2
 
-    assert source_of(decorated) == here(above=4 - BELOW_DECORATOR)
+    assert source_of(decorated) == here(above=4)
 
 
 # Registering again ----------------------------------------------------------------------------------------------------

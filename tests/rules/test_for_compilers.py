@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -35,6 +35,11 @@ def op(registry: Registry, ns: str) -> Any:
 
 def save(ctx: Any, inputs: Any, output: Any) -> None:
     ctx.by = inputs[1]
+
+
+class Size(NamedTuple):
+    rows: int
+    columns: int
 
 
 def scaled(x: Tensor, by: float) -> Tensor:
@@ -215,4 +220,14 @@ def test_what_is_refused(registry: Registry, ns: str, op: Any) -> None:
         op.register_lowering(lambda: 1)
     with pytest.raises(RegistrationError, match=r"when= has an invalid value"):
         op.register_decomposition(scaled, when="aot_eager")
+
+    @registry.custom_op(f"{ns}::add_size", mutates_args=())
+    def add_size(x: Tensor, size: Size) -> Tensor:
+        return x + size.rows
+
+    with pytest.raises(UnsupportedError, match="when= cannot be a predicate") as caught:
+        add_size.register_decomposition(lambda x, size: x + size.rows, when=lambda x, size: True)
+    assert (caught.value.op, caught.value.argument) == (f"{ns}::add_size", "when")
+    assert caught.value.expected == "an op whose parameters are one schema argument each"
+    assert caught.value.fix == 'when="inductor" or when="export"'
     assert runs_kernel(compiled(lambda x: op(x)), torch.ones(2))

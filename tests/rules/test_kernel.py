@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import threading
-import warnings
 from typing import Any
 
-import numpy
 import pytest
 import torch
 from helpers.kernels import constant, define, located, which
-from torch import Tensor, randn
-from torch.nn import functional
+from torch import Tensor
 from torch.testing import assert_close
 
 import customops
@@ -194,99 +191,6 @@ def test_bad_device_types(registry: Registry, ns: str, device_types: Any, proble
         registry.custom_op(
             f"{ns}::g", constant(1), mutates_args=(), schema="(Tensor x) -> Tensor", device_types=device_types
         )
-
-
-# Random numbers without the tag ----------------------------------------------------------------------------------
-
-
-def _rand_like(x: Tensor) -> Tensor:
-    return x + torch.rand_like(x)
-
-
-def _normal(x: Tensor) -> Tensor:
-    return torch.empty_like(x).normal_()
-
-
-def _of_a_local(x: Tensor) -> Tensor:
-    mask = x.sigmoid()
-    return x * mask.bernoulli()
-
-
-def _dropout(x: Tensor, p: float, train: bool) -> Tensor:
-    return functional.dropout(x, p, train)
-
-
-def _imported(x: Tensor) -> Tensor:
-    return randn(x.shape)
-
-
-def _generator(x: Tensor) -> Tensor:
-    return torch.rand(x.shape, generator=torch.Generator().manual_seed(0))
-
-
-def _given(x: Tensor, generator: torch.Generator | None = None) -> Tensor:
-    return torch.empty_like(x).uniform_(generator=generator)
-
-
-def _seeded(x: Tensor) -> Tensor:
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        return torch.rand(3)
-
-
-def _no_dropout(x: Tensor) -> Tensor:
-    return torch.dropout(x, 0.5, False).clone()
-
-
-def _rate_0(x: Tensor) -> Tensor:
-    return functional.dropout(x, p=0.0).clone()
-
-
-def _of_numpy(x: Tensor) -> Tensor:
-    return torch.from_numpy(numpy.random.default_rng(0).normal(size=x.shape))
-
-
-def _of_an_object(x: Tensor) -> Tensor:
-    return STATIC.rand(x)
-
-
-class STATIC:
-    rand = torch.neg
-    normal_ = torch.neg
-
-
-@pytest.mark.parametrize(
-    ("fn", "named"),
-    [
-        (_rand_like, "torch.rand_like"),
-        (_normal, "Tensor.normal_"),
-        (_of_a_local, "Tensor.bernoulli"),
-        (_dropout, "torch.nn.functional.dropout"),
-        (_imported, "torch.randn"),
-    ],
-)
-def test_random_numbers_without_the_tag(registry: Registry, ns: str, fn: Any, named: str) -> None:
-    """Compiled, two calls of such an op become one."""
-    text = rf"{ns}::f: .*test_kernel.py:\d+\) draws random numbers by {named}, "
-    with pytest.warns(UserWarning, match=text) as found:
-        op = registry.custom_op(f"{ns}::f", fn, mutates_args=())
-    assert len(found) == 1
-    assert found[0].filename == __file__
-    with pytest.warns(UserWarning, match="nondeterministic_seeded"):
-        op.register_kernel("cpu", fn)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        tagged = registry.custom_op(f"{ns}::g", fn, mutates_args=(), tags=torch.Tag.nondeterministic_seeded)
-        tagged.register_kernel("cpu", fn)
-
-
-@pytest.mark.parametrize(
-    "fn", [_generator, _given, _seeded, _no_dropout, _rate_0, _of_numpy, _of_an_object], ids=lambda fn: fn.__name__
-)
-def test_what_draws_no_random_numbers_or_seeds_them(registry: Registry, ns: str, fn: Any) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        registry.custom_op(f"{ns}::f", fn, mutates_args=())
 
 
 def test_a_kernel_of_a_factory_that_torch_refuses_leaves_nothing(

@@ -256,9 +256,26 @@ def test_other_tensors_are_refused(op: Any, x: Tensor, out: Tensor) -> None:
         assert "torch.empty((3, 4), dtype=torch.float32" in str(caught.value.fix)
 
 
+def test_what_was_accepted_for_one_number_is_refused_for_another(registry: Registry, ns: str, x: Tensor) -> None:
+    registry.define(f"{ns}::fill", "(Tensor x, int size) -> Tensor")
+    op = registry.adopt(f"{ns}::fill")
+    op.register_out(lambda x, size, *, out: out.fill_(size))
+    op.register_fake(lambda x, size: x.new_empty(size))
+    out = torch.zeros(2)
+    for _ in range(3):  # the later calls are known to be accepted
+        exact(op.out(x, 2, out=out), torch.full((2,), 2.0))
+    with pytest.raises(ArgumentError, match="neither resized nor cast") as caught:
+        op.out(x, 5, out=out)
+    assert "torch.empty((5,)" in str(caught.value.fix)
+    exact(out, torch.full((2,), 2.0))
+
+
 def test_no_tensor_is_refused(op: Any, x: Tensor) -> None:
-    with pytest.raises(ArgumentError, match=r"(?s)argument: out\n.*got: +None"):
+    with pytest.raises(ArgumentError, match="the out tensor is missing") as caught:
         op.out(x, 2.0, x, out=None)
+    error = caught.value
+    assert (error.op, error.argument) == (f"{op._qualname}.out", "out")
+    assert (error.expected, error.got) == ("a tensor", "None")
 
 
 def test_the_second_out_is_named(registry: Registry, ns: str, x: Tensor) -> None:
@@ -340,8 +357,10 @@ def test_in_place(registry: Registry, ns: str, inplace: Any) -> None:
 
 def test_two_outs_in_one_memory(registry: Registry, ns: str, x: Tensor) -> None:
     op, out = define_bounds(registry, ns), torch.empty(3, 4)
-    with pytest.raises(AliasError, match="argument: out1"):
+    with pytest.raises(AliasError, match="two out tensors share memory") as caught:
         op.out([x, x], out=(out, out))
+    assert (caught.value.op, caught.value.argument) == (f"{op._qualname}.out", "out1")
+    assert caught.value.fix == "pass tensors with separate memory"
 
 
 def test_two_outs_in_one_buffer_without_common_elements(registry: Registry, ns: str, x: Tensor) -> None:
@@ -363,10 +382,12 @@ def test_no_elements(op: Any) -> None:
 
 
 def test_resizing_and_returning_are_refused(op: Any, x: Tensor) -> None:
-    op.register_out(lambda x, by, y, *, out: out.resize_(2))
-    with pytest.raises(KernelError, match="resized an out tensor") as caught:
-        op.out(x, 2.0, x, out=torch.empty(3, 4))
-    assert caught.value.argument == "out"
+    for shape in ((2,), (2, 4), (3, 4, 1)):
+        op.register_out(lambda x, by, y, *, out, shape=shape: out.resize_(shape))
+        with pytest.raises(KernelError, match="resized an out tensor") as caught:
+            op.out(x, 2.0, x, out=torch.empty(3, 4))
+        assert caught.value.argument == "out"
+        assert caught.value.got == f"shape {shape} after the call"
     op.register_out(lambda x, by, y, *, out: out + 1)
     with pytest.raises(KernelError, match="returned something other than its out tensors"):
         op.out(x, 2.0, x, out=torch.empty(3, 4))

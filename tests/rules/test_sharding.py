@@ -1,11 +1,9 @@
-"""Sharding rules, in one process: what they return, what is kept of it, and rules that are derived."""
+"""Sharding rules, in one process: their forms, the decisions that are kept, wrong rules and the check."""
 
 from __future__ import annotations
 
-import importlib
 import math
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -19,9 +17,7 @@ from torch import Tensor
 
 import customops
 from customops import CustomOpDef, Registry, _torch
-from customops._rules.derived_sharding import DerivedRule
-from customops._rules.reference import Reference
-from customops._rules.sharding import ShardedCall, key_of
+from customops._rules.sharding import key_of
 from customops.checks import run_check
 from customops.errors import CallbackError, KernelError, UnsupportedError
 
@@ -64,8 +60,13 @@ def test_a_call_without_a_rule_says_how_to_give_one(double: Op) -> None:
     with ranks(2) as mesh, pytest.raises(UnsupportedError, match="the op has no sharding rule") as caught:
         double(split(torch.ones(4), mesh, Shard(0)))
     assert caught.value.op == double._qualname
-    assert "register_sharding" in str(caught.value.fix)
-    assert "register_reference" in str(caught.value.fix)
+    example = str(caught.value.fix).partition("for an elementwise op: ")[2]
+    assert example == "op.register_sharding(lambda x, by: [([Shard(i)], [Shard(i)]) for i in range(x.ndim)])"
+    eval(example, {"op": double, "Shard": Shard})
+    with ranks(2) as mesh:
+        result = double(split(torch.arange(4.0), mesh, Shard(0)))
+        assert result.placements == (Shard(0),)
+        torch.testing.assert_close(whole(result), torch.arange(4.0) * 2)
 
 
 def test_forms_of_registration(double: Op) -> None:
@@ -101,20 +102,6 @@ def test_forms_of_registration(double: Op) -> None:
     assert placements() == (Replicate(),)
     library._destroy()
     assert placements() == (Shard(0),)
-
-
-def test_what_is_derived_counts_below_a_rule_by_hand(double: Op) -> None:
-    rule = double._rules.sharding
-    derived = rule.set(
-        None, DerivedRule(double._definition, Reference(lambda x, by: x * by, double._definition)), is_derived=True
-    )
-    assert next(each.origin for each in double.describe().rules if each.kind == "sharding") == "derived"
-    with double._owner.scope():
-        double.register_sharding(lambda x, by: [(Shard(0), {"x": Shard(0)})])
-        assert next(each.origin for each in double.describe().rules if each.kind == "sharding") == "registered"
-    derived.unregister()
-    with ranks(2) as mesh, pytest.raises(UnsupportedError, match="no sharding rule"):
-        double(split(torch.ones(4), mesh, Shard(0)))
 
 
 def test_the_function_of_the_package(double: Op) -> None:
@@ -228,148 +215,20 @@ def test_a_rule_with_other_parameters_is_refused(double: Op) -> None:
         double.register_sharding(lambda y, z, more: [])
 
 
-# Derived rules --------------------------------------------------------------------------------------------------
-
-
-def derived(registry: Registry, plain: Any, *args: Any, size: int = 2, **options: Any) -> set[str]:
-    """The placements that are right along one dimension of a mesh, but for all replicated."""
-    op = registry.custom_op("tests_sharding_rules::of_plain", plain, mutates_args=(), **options)
-    mesh = _torch.distributed.simulated_mesh("cpu", (size,), 0)
-    placed = _torch.tensors.tree_map(
-        lambda x: _torch.distributed.placed(mesh, x, x, [Replicate()]) if isinstance(x, Tensor) else x, args
-    )
-    op.register_fake(plain)
-    op._rules.sharding.set(None, rule := DerivedRule(op._definition, Reference(plain, op._definition)))
-    call = ShardedCall(op._definition, placed, {})
-    first, *rest = rule.strategies(call, op._rules.sharding.whole_results(call), size)
-    assert all(each.is_replicate() for each in first.tensors)
-    letters = {Shard: lambda each: str(each.dim), Replicate: lambda _: "R", Partial: lambda each: each.reduce_op}
-
-    def text(placements: Any) -> str:
-        return " ".join(letters[type(each)](each) for each in placements)
-
-    return {f"{text(each.tensors)} -> {text(each.results)}" for each in rest}
-
-
 def linear(x: Tensor, w: Tensor) -> Tensor:
     return F.linear(x, w)
-
-
-def rms_norm(x: Tensor, w: Tensor) -> Tensor:
-    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) * w
-
-
-def swiglu(x: Tensor, w: Tensor, v: Tensor, out: Tensor) -> Tensor:
-    return (F.silu(x @ w) * (x @ v)) @ out
 
 
 def mean(x: Tensor) -> Tensor:
     return x.mean(0)
 
 
-def mean_by_hand(x: Tensor) -> Tensor:
-    return x.sum(0) / x.shape[0]
-
-
-def positions(x: Tensor) -> Tensor:
-    return x + torch.arange(x.shape[1], device=x.device)
-
-
-def constant(x: Tensor) -> Tensor:
-    return x + torch.tensor([1.0]).item() + torch.zeros(x.shape[1], device=x.device)
-
-
-def heads(x: Tensor) -> Tensor:
-    return x.view(x.shape[0], 2, -1).softmax(-1).reshape(x.shape[0], -1)
-
-
-def branches(x: Tensor) -> Tensor:
-    return x.cumsum(0) if x.shape[0] > 2 else x * 2
-
-
-def concat(xs: list[Tensor]) -> Tensor:
-    return torch.cat(xs, 1)
-
-
 def maybe(x: Tensor, bias: Tensor | None = None) -> Tensor:
     return x.amax(0) if bias is None else x.amax(0) * bias
 
 
-def scans(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """DTensor would have them split in the dimension -1."""
-    return x.cumsum(-1), x.cumprod(-1), x.logcumsumexp(-1)
-
-
 def numbers(*shape: int) -> Tensor:
     return torch.rand(shape)
-
-
-@pytest.mark.parametrize(
-    ("plain", "args", "expected"),
-    [
-        (linear, (numbers(4, 6), numbers(8, 6)), {"0 R -> 0", "R 0 -> 1", "1 1 -> sum"}),
-        (rms_norm, (numbers(4, 6), numbers(6)), {"0 R -> 0"}),
-        (
-            swiglu,
-            (numbers(4, 6), numbers(6, 8), numbers(6, 8), numbers(8, 6)),
-            {"0 R R R -> 0", "R 1 1 0 -> sum", "R R R 1 -> 1"},
-        ),
-        (mean, (numbers(4, 6),), {"0 -> avg", "1 -> 0"}),
-        (mean, (numbers(5, 6),), {"1 -> 0"}),
-        (maybe, (numbers(5, 6),), {"0 -> max", "1 -> 0"}),
-        (mean_by_hand, (numbers(4, 6),), {"1 -> 0"}),
-        (positions, (numbers(4, 6),), {"0 -> 0"}),
-        (constant, (numbers(4, 6),), {"0 -> 0"}),
-        (heads, (numbers(4, 8),), {"0 -> 0"}),
-        (branches, (numbers(4, 6),), {"1 -> 1"}),
-        (concat, ([numbers(4, 3), numbers(4, 2)],), {"0 0 -> 0"}),
-        (concat, ([numbers(4, 3)] * 8,), {"0 0 0 0 0 0 0 0 -> 0"}),
-        (maybe, (numbers(4, 6),), {"0 -> max", "1 -> 0"}),
-        (maybe, (numbers(4, 6), numbers(6)), {"1 0 -> 0"}),
-        (mean, (numbers(1, 6),), {"1 -> 0"}),
-        (scans, (numbers(4, 6),), {"0 -> 0 0 0"}),
-    ],
-)
-def test_derived_placements(registry: Registry, plain: Any, args: Any, expected: set[str]) -> None:
-    start = time.perf_counter()
-    assert derived(registry, plain, *args) == expected
-    assert time.perf_counter() - start < 10  # a fraction of a second, once torch has loaded what it needs
-
-
-def test_a_random_op_has_no_derived_rule(registry: Registry) -> None:
-    with pytest.raises(UnsupportedError, match="each process would draw numbers of its own"):
-        derived(registry, lambda x: torch.rand_like(x), numbers(4), schema="(Tensor x) -> Tensor",
-                tags=torch.Tag.nondeterministic_seeded)  # fmt: skip
-
-
-def test_a_plain_function_that_returns_too_much(double: Op) -> None:
-    double.register_reference(lambda x, by: (x, x))
-    with ranks(2) as mesh, pytest.raises(KernelError, match="the reference does not return what the op does"):
-        double(split(torch.ones(4), mesh, Shard(0)))
-
-
-@pytest.mark.parametrize("is_first", [True, False])
-def test_a_rule_of_torch_counts_before_a_derived_one(double: Op, is_first: bool) -> None:
-    """`torch.distributed.tensor.experimental.register_sharding` is by hand, too."""
-    register = importlib.import_module("torch.distributed.tensor.experimental").register_sharding
-    asked = []
-
-    def rule(x: Any, by: float = 2.0) -> Any:
-        asked.append(x)
-        return [([Replicate()], [Replicate(), None])]
-
-    if is_first:
-        register(double._opoverload)(rule)
-    double.register_reference(lambda x, by: x * by)
-    if not is_first:
-        register(double._opoverload)(rule)
-    with ranks(2) as mesh:
-        for _ in range(2):
-            result = double(split(torch.ones(4), mesh, Shard(0)))
-            assert result.placements == (Replicate(),)
-        assert asked
-        double.register_sharding(lambda x, by: [([Shard(0)], [Shard(0), None])])
-        assert double(split(torch.ones(4), mesh, Shard(0))).placements == (Shard(0),)
 
 
 def test_gradients_that_cannot_be_compared_are_said(double: Op) -> None:
@@ -380,78 +239,6 @@ def test_gradients_that_cannot_be_compared_are_said(double: Op) -> None:
     outcome = run_check("test_sharding", double, (torch.randn(4),))
     assert outcome.status == "not exercised"
     assert "the calls are right; gradients could not be compared" in str(outcome.reason)
-
-
-@pytest.mark.parametrize("shape", [(0, 4), (4, 0)])
-def test_a_call_without_elements_ends(registry: Registry, shape: tuple[int, int]) -> None:
-    """DTensor's rule for a reshape of none looks for its dimensions for ever."""
-
-    def plain(x: Tensor) -> Tensor:
-        return (x.reshape(-1) * 2).reshape(x.shape)
-
-    op = registry.custom_op(
-        "tests_sharding_rules::flat", lambda x: x * 2, schema="(Tensor x) -> Tensor", reference=plain
-    )
-    with ranks(2) as mesh:
-        x = split(torch.ones(shape), mesh, Replicate())
-        assert whole(op(x)).shape == shape
-        assert op(split(torch.ones(4, 4), mesh, Shard(0))).shape == (4, 4)
-
-
-def test_a_line_of_shapes_gives_a_rule(registry: Registry) -> None:
-    """Along `parallel` nothing is gathered, and over `reduces` partial sums are left; other dimensions are gathered."""
-    op = registry.custom_op("tests_sharding_rules::mm", torch.mm, schema="(Tensor x, Tensor y) -> Tensor")
-    op.register_shapes("n k, k m -> n m", parallel="n m", reduces="k")
-    x, y = numbers(4, 6), numbers(6, 5)
-    assert {rule.name for rule in op.describe().rules if rule.kind == "sharding"} == {"by the shapes"}
-    with ranks(2) as mesh:
-        for of_x, of_y, of_result in (
-            (Shard(0), Replicate(), Shard(0)),
-            (Replicate(), Shard(1), Shard(1)),
-            (Shard(1), Shard(0), Partial()),
-        ):
-            result = op(split(x, mesh, of_x), split(y, mesh, of_y))
-            assert result.placements == (of_result,)
-            torch.testing.assert_close(whole(result), x @ y)
-    op.register_shapes("n k, k m -> n m", parallel="n")
-    with ranks(2) as mesh:
-        result = op(split(x, mesh, Shard(1)), split(y, mesh, Shard(1)))
-        torch.testing.assert_close(whole(result), x @ y)
-    assert customops.check(op, [(x, y)], only=["test_shapes", "test_sharding"]).passed
-    most = registry.custom_op("tests_sharding_rules::most", lambda x: x.amax(1), schema="(Tensor x) -> Tensor")
-    most.register_shapes("n k -> n", reduces="k")
-    (failure,) = customops.check(most, [(x,)], only="test_sharding").failures
-    assert "the sharding rule is wrong" in failure.problem
-    assert failure.error.where == "parallel= and reduces= of 'n k -> n'"
-    soft = registry.custom_op("tests_sharding_rules::soft", lambda x: x.softmax(1), schema="(Tensor x) -> Tensor")
-    soft.register_shapes("n k -> n k", parallel="k")
-    assert "test_shapes" in {failure.check for failure in customops.check(soft, [(x,)], only="test_shapes").failures}
-
-
-def test_a_plain_function_that_reads_data(registry: Registry) -> None:
-    """Nothing is known of it, so all of the tensors is gathered."""
-    op = registry.custom_op("tests_sharding_rules::reads", lambda x: x * 2, schema="(Tensor x) -> Tensor")
-    op.register_fake(torch.empty_like)
-    op.register_reference(lambda x: x * max(2, x.sum().item() * 0))
-    with ranks(2) as mesh:
-        result = op(split(torch.ones(4), mesh, Shard(0)))
-        assert result.placements == (Replicate(),)
-        torch.testing.assert_close(whole(result), torch.full((4,), 2.0))
-
-
-@pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # run_decompositions copies them
-def test_deriving_changes_neither_fakes_nor_exports(double: Op) -> None:
-    double._rules.sharding.set(
-        None, DerivedRule(double._definition, Reference(lambda x, by: x * by, double._definition)), is_derived=True
-    )
-    assert double._opoverload not in torch._decomp.decomposition_table
-
-    class Model(torch.nn.Module):
-        def forward(self, x: Tensor) -> Any:
-            return double(x)
-
-    exported = torch.export.export(Model(), (torch.ones(3),)).run_decompositions({})
-    assert double._opoverload in [node.target for node in exported.graph.nodes]
 
 
 # The check ------------------------------------------------------------------------------------------------------
@@ -493,7 +280,7 @@ def test_wrong_rules_are_found(registry: Registry, case: str) -> None:
     schema = f"(Tensor x{', Tensor? y=None' if fn is maybe else ', Tensor y' * (len(args) > 1)}) -> Tensor"
     op = registry.custom_op("tests_sharding_rules::checked", fn, mutates_args=(), schema=schema)
     op.register_fake(fn)
-    op.register_autograd_from(fn)
+    op.register_reference(fn, gives="gradients")
     assert "no sharding rule" in str(run_check("test_sharding", op, args).reason)
     op.register_sharding(lambda *args: right())
     outcome = run_check("test_sharding", op, args)
@@ -503,20 +290,7 @@ def test_wrong_rules_are_found(registry: Registry, case: str) -> None:
     assert outcome.status == "failed"
     assert "the sharding rule is wrong" in str(outcome.error)
     assert __file__ in str(outcome.error)
-    op._rules.sharding.set(None, DerivedRule(op._definition, Reference(fn, op._definition)))
-    outcome = run_check("test_sharding", op, args)
-    assert outcome.status == "passed", outcome.error
     assert not dist.is_initialized()
-
-
-def test_a_wrong_derived_rule_is_not_said_to_be_written(registry: Registry) -> None:
-    """As where DTensor is wrong about an op that the reference calls."""
-    op = registry.custom_op("tests_sharding_rules::scan", lambda x: x.cumsum(1), schema="(Tensor x) -> Tensor")
-    op.register_fake(torch.empty_like)
-    op.register_sharding(lambda x: [([Replicate()], [Replicate()])])
-    op._rules.sharding.set(None, DerivedRule(op._definition, Reference(torch.exp, op._definition)))
-    outcome = run_check("test_sharding", op, (torch.rand(4, 4),))
-    assert "the rule is derived from the reference" in str(outcome.error)
 
 
 def test_a_wrong_gradient_through_dtensor_is_found(registry: Registry) -> None:

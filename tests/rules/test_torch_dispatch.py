@@ -166,6 +166,15 @@ def test_a_rule_that_cannot_be_called_is_refused(op: Any) -> None:
         op.register_torch_dispatch(DispatchLog, lambda mode, func: None)
 
 
+def test_a_rule_for_an_object_is_refused(op: Any, ns: str) -> None:
+    with pytest.raises(CallbackError, match="a torch_dispatch rule must be registered for a class") as caught:
+        op.register_torch_dispatch("DispatchLog", minus)
+    error = caught.value
+    assert (error.op, error.got) == (f"{ns}::f", "'DispatchLog'")
+    assert error.expected == "a subclass of TorchDispatchMode or of Tensor"
+    assert error.fix == "register_torch_dispatch(MyMode, fn)"
+
+
 def test_a_rule_that_torch_refuses_leaves_nothing(op: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*args: Any, **kwargs: Any) -> None:
         raise ValueError("no")

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import customops
 from customops import Registry, Tag
-from customops.errors import CallbackError, UnsupportedError
+from customops.errors import CallbackError, KernelError, UnsupportedError
 
 
 def to_front(x: Tensor, dim: int | None, rank: int) -> Tensor:
@@ -129,6 +129,53 @@ def test_under_compile(scale: Any) -> None:
 def test_a_rule_that_cannot_be_called_is_refused(scale: Any, rule: Any) -> None:
     with pytest.raises(CallbackError, match="vmap rule"):
         scale.register_vmap(rule)
+
+
+def test_in_dims_of_a_rule_that_leaves_out_an_argument(registry: Registry, ns: str) -> None:
+    seen = []
+
+    def rule(info: Any, in_dims: Any, x: Tensor, *, bias: Tensor) -> tuple[Tensor, int]:
+        seen.append(in_dims)
+        return 2 * x.movedim(in_dims[0], 0) + bias.movedim(in_dims[1], 0), 0
+
+    schema = "(Tensor x, float by=2.0, *, Tensor bias) -> Tensor"
+    op = registry.custom_op(f"{ns}::f", lambda x, by, *, bias: x * by + bias, mutates_args=(), schema=schema)
+    with pytest.warns(UserWarning, match="has no parameter for by"):
+        op.register_vmap(rule)
+    x, bias = torch.rand(3, 2), torch.rand(2, 3)
+    result = torch.vmap(lambda x, bias: op(x, bias=bias), in_dims=(0, 1))(x, bias)
+    torch.testing.assert_close(result, 2 * x + bias.t())
+    assert seen == [(0, 1)]
+
+
+@pytest.mark.parametrize("dim", [2, -3])
+def test_a_rule_that_returns_an_out_dim_out_of_range(scale: Any, dim: int) -> None:
+    scale.register_vmap(lambda info, in_dims, x, y, by, times: (x, dim))
+    with pytest.raises(KernelError, match=f"the vmap rule returned an out_dim of {dim}") as caught:
+        torch.vmap(scale)(torch.ones(3, 2), torch.ones(3, 2))
+    error = caught.value
+    assert (error.op, error.got) == (scale._qualname, "a result of 2 dimensions")
+    assert error.expected == "(result, out_dims), where out_dims says which dimension of the result is the batch"
+    assert error.fix == "return result, 0 if the batch is the first dimension of the result"
+    assert __file__ in str(error.where)
+
+
+@pytest.mark.parametrize(
+    ("returned", "got"), [(lambda x: x, "Tensor"), (lambda x: (x, 0, 0), "tuple of 3 (Tensor, int, int)")]
+)
+def test_a_rule_that_does_not_return_two_values(scale: Any, returned: Any, got: str) -> None:
+    scale.register_vmap(lambda info, in_dims, x, y, by, times: returned(x))
+    with pytest.raises(KernelError, match="the vmap rule did not return two values") as caught:
+        torch.vmap(scale)(torch.ones(3, 2), torch.ones(3, 2))
+    assert (caught.value.op, caught.value.got) == (scale._qualname, got)
+    assert str(caught.value.expected).startswith("(result, out_dims)")
+
+
+@pytest.mark.parametrize("dim", [1, -1])
+def test_the_last_out_dim_is_accepted(double: Any, dim: int) -> None:
+    double.register_vmap(lambda info, in_dims, x: (x.movedim(in_dims[0], -1) * 2, dim))
+    x = torch.arange(6.0).view(2, 3)
+    assert torch.equal(torch.vmap(double)(x), x * 2)
 
 
 @pytest.fixture

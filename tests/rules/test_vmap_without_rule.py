@@ -134,7 +134,7 @@ def test_without_a_rule_gradients(registry: Registry, ns: str, compiled: bool) -
 
     op = registry.custom_op(f"{ns}::sines", fn, mutates_args=())
     op.register_fake(lambda xs: [torch.empty_like(x) for x in xs])
-    op.register_autograd_from(fn)
+    op.register_reference(fn, gives="gradients")
 
     def per_sample(f: Any, x: Tensor, y: Tensor) -> Any:
         return torch.vmap(torch.func.grad(lambda x, y: sum(out.sum() for out in f([x, y])), (0, 1)))(x, y)

@@ -15,8 +15,8 @@ from torch.types import Number
 
 import customops
 from customops import Tag, infer_schema
+from customops._schema.types import tuple_to_list
 from customops.errors import DefinitionError
-from customops.schema import tuple_to_list
 
 # Refusals -------------------------------------------------------------------------------------------------------
 

@@ -16,8 +16,8 @@ from torch.types import Number
 
 import customops
 from customops import infer_schema
+from customops._schema.types import SUPPORTED_PARAM_TYPES, SUPPORTED_RETURN_TYPES
 from customops.errors import KernelError
-from customops.schema import SUPPORTED_PARAM_TYPES, SUPPORTED_RETURN_TYPES
 
 GroupName = torch.distributed.distributed_c10d.GroupName
 

@@ -43,7 +43,7 @@ def test_is_written(hint: Any, written: str, registry: Registry) -> None:
 
 @pytest.mark.parametrize("hint", [Mut[int], list[Mut[int]], Mut[int] | None], ids=repr)
 def test_a_number_is_not_written(hint: Any, registry: Registry) -> None:
-    with pytest.raises(SchemaError, match="annotated with Mutates, which is for arguments with tensors"):
+    with pytest.raises(SchemaError, match="annotated with Mut, which is for arguments with tensors"):
         schema_of(hint, registry)
 
 

@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 import customops
+from customops import Registry
 from customops.checks import Trial
 from customops.checks._runs import difference
 from customops.checks._trial import EFFORTS, Case
@@ -202,3 +204,35 @@ def test_lists_of_many_tensors_that_may_be_absent() -> None:
     assert any(len(case.trial.args[1]) >= 40 for case in derive(trial))
     cases = list(derive(Trial(aten._foreach_abs.default, ([xs],))))
     assert all(x.is_leaf for case in cases for x in case.trial.tensors)
+
+
+def in_groups(x: Tensor, weight: Tensor) -> Tensor:
+    torch._check(x.shape[-1] % 8 == 0, lambda: "a multiple of 8 is needed")
+    torch._check(weight.shape[0] == 2 * x.shape[-1], lambda: "a weight twice as long is needed")
+    return torch.cat([x, x], -1) * weight
+
+
+def scaled(x: Tensor, alpha: float = 1.0, causal: bool = False, block: int = 4) -> Tensor:
+    if causal and x.shape[-1] > 2 * block and alpha != 1.0:
+        return x * alpha * alpha
+    return x * alpha
+
+
+def labels_accepted(op: Any, *args: Any) -> list[str]:
+    outcomes: dict[str, bool] = {}
+    cases = derive(Trial(op._opoverload, args), effort="normal", outcomes=outcomes)
+    probed = probe(cases, at_most=60, outcomes=outcomes)
+    return [case.label for case in probed.accepted if case.is_named]
+
+
+def test_sizes_that_go_together(registry: Registry, ns: str) -> None:
+    op = registry.custom_op(f"{ns}::in_groups", in_groups, mutates_args=())
+    op.register_fake(in_groups)
+    found = labels_accepted(op, torch.randn(3, 16), torch.randn(32))
+    assert {"sizes: 16 to 24, 32 to 48", "sizes: 16 to 40, 32 to 80"} <= {*found}
+
+
+def test_sizes_that_need_no_care(registry: Registry, ns: str) -> None:
+    op = registry.custom_op(f"{ns}::scaled", scaled, mutates_args=())
+    op.register_fake(lambda x, *_: torch.empty_like(x))
+    assert not [label for label in labels_accepted(op, torch.randn(3, 16)) if label == "sizes: 16 to 24"]

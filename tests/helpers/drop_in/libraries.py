@@ -184,15 +184,10 @@ def paged_attention(library: Any, ns: str) -> Program:
     )
 
 
-#: torch 2.11 leaves the names of a library that is collected in `torch.ops`, and then fails to import inductor.
-_ALIVE: list[torch.library.Library] = []
-
-
 @program
 def nms(library: Any, ns: str) -> Program:
     """torchvision's: declared in a library, kernel by dispatch key, a size that depends on data."""
     lib = torch.library.Library(ns, "FRAGMENT")
-    _ALIVE.append(lib)
     lib.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 
     def kernel(dets: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:

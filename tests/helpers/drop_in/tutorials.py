@@ -232,12 +232,10 @@ def fill_all(library: Any, ns: str) -> Program:
     def versions() -> list[bool]:
         tensors = [rand(3) for _ in range(3)]
         fill_all(tensors[0], [None, tensors[1]], 3.0, last=tensors[2])
-        return [tensor._version > 0 for tensor in tensors]  # torch's counts two writes for one before 2.13
+        return [tensor._version > 0 for tensor in tensors]
 
     def compiled_with_none() -> None:
         # torch cannot functionalize a write to a list in which there is a None: neither can we.
-        if not hasattr(torch.Tag, "inplace"):  # before 2.13 torch fails at another point, with an error of another type
-            raise NotImplementedError
         torch.compile(fill_all, backend="aot_eager", fullgraph=True)(rand(3), [rand(4), None], 0.5)
 
     return Program(
