@@ -22,11 +22,11 @@ BIN := $(VENV)/bin
 TESTING := $(VENV)/.installed-test
 DEVELOPING := $(VENV)/.installed-dev
 
-.PHONY: help demo demo-all test test-all test-fast test-gpu test-versions generated types-table versions-table screens photos lint format typecheck docs notebook call-costs pictures dist release-check bench bench-check bench-backend bench-import bench-clients house clean
+.PHONY: help demo demo-all test test-all test-fast test-gpu test-versions generated types-table versions-table screens lint format typecheck docs notebook call-costs pictures dist release-check bench bench-check bench-backend house mutants clean
 .NOTPARALLEL:
 
 help:
-	@echo "targets: demo demo-all test test-all test-fast test-gpu test-versions generated types-table versions-table screens photos lint format typecheck docs notebook call-costs pictures dist release-check bench bench-check bench-backend bench-import bench-clients house clean"
+	@echo "targets: demo demo-all test test-all test-fast test-gpu test-versions generated types-table versions-table screens lint format typecheck docs notebook call-costs pictures dist release-check bench bench-check bench-backend house mutants clean"
 
 # torch goes first and pinned, and is named again beside the package so that nothing replaces it.
 # The stamps make a rerun free; an environment that is already there is used as it is.
@@ -68,24 +68,21 @@ test-gpu: $(TESTING)
 
 # On each torch that docs/versions.md has a column for, in an environment of its own (6 GB each).
 test-versions:
-	set -e; for torch in 2.11.0 2.12.1 2.13.0 2.14.1 2.15.0; do $(MAKE) test TORCH=$$torch; done
+	set -e; for torch in 2.13.0 2.14.1 2.15.0; do $(MAKE) test TORCH=$$torch; done
 
-# Writes tests/generated and tests/typing/torch_ops.pyi anew, to be reviewed.
+# Writes tests/codegen/generated and tests/programs/type_checkers/torch_ops.pyi anew, to be reviewed.
 generated: $(TESTING)
 	EXPECTTEST_ACCEPT=1 $(BIN)/python -m pytest -q tests/codegen/test_generated.py
 	EXPECTTEST_ACCEPT=1 $(BIN)/python -m pytest -q tests/cli/test_stubs.py -k golden
+	EXPECTTEST_ACCEPT=1 $(BIN)/python -m pytest -q tests/house/test_public_api.py
 
 # Writes docs/screens.md anew.
 screens: $(TESTING)
 	$(BIN)/python docs/screens.py
 
-# Takes docs/pictures/notebook_*.png anew; needs chromium.
-photos: $(TESTING)
-	$(BIN)/python docs/screens.py --photos
-
 # Writes the tables of docs/types_table.md anew.
 types-table: $(TESTING)
-	EXPECTTEST_ACCEPT=1 $(BIN)/python -m pytest -q tests/types/test_table.py -k test_the_page_has_the_table
+	EXPECTTEST_ACCEPT=1 $(BIN)/python -m pytest -q tests/products/signatures/test_table.py -k test_the_page_has_the_table
 
 # Writes the column of this torch in docs/versions.md anew.
 versions-table: $(TESTING)
@@ -101,7 +98,7 @@ format: $(DEVELOPING)
 
 typecheck: $(DEVELOPING)
 	$(BIN)/mypy customops customops_pytest
-	if [ -d tests/typing ]; then $(BIN)/mypy tests/typing; fi
+	if [ -d tests/programs/type_checkers ]; then $(BIN)/mypy tests/programs/type_checkers; fi
 	if [ -x $(BIN)/basedpyright ]; then $(BIN)/basedpyright; fi
 
 docs: $(DEVELOPING)
@@ -113,7 +110,8 @@ notebook: $(TESTING)
 
 # Measures what calls cost, for the picture and the table of README.md; in minutes, on a machine that does nothing else.
 call-costs: $(TESTING)
-	$(BIN)/python benchmarks/call_overhead.py --json docs/pictures/call_costs.json
+	$(BIN)/python benchmarks/bench.py --group calls definitions serving languages graphs \
+		--json docs/pictures/call_costs.json
 	$(PYTHON) docs/pictures/draw.py
 
 # Draws docs/pictures and the table of README.md anew, from what was measured; it needs nothing but Python.
@@ -128,42 +126,32 @@ dist: $(VENV)/.installed-release
 	$(BIN)/python -m pip install --quiet --no-deps --target build/installed dist/*.whl
 	$(BIN)/python -I .ci/installed.py build/installed
 
-# The wheel and the sdist in clean environments, for each Python from 3.10 to 3.13 that there is, or PYTHONS="...": each
+# The wheel and the sdist in clean environments, for each Python from 3.11 to 3.14 that there is, or PYTHONS="...": each
 # installs torch, and runs README.md and a package of `customops new` outside the checkout. Takes minutes for each.
 release-check: dist
 	$(BIN)/python .ci/release_check.py $(TORCH) $(PYTHONS)
 
+# The time of calls, for all groups of cases; benchmarks/bench.py --help shows how to select some.
 bench: $(TESTING)
-	$(BIN)/python benchmarks/call_overhead.py
-	$(BIN)/python benchmarks/call_parts.py
+	$(BIN)/python benchmarks/bench.py
 	$(BIN)/python benchmarks/gpu_ops.py
-	$(BIN)/python benchmarks/node_overhead.py
-	$(BIN)/python benchmarks/type_overhead.py
-	$(BIN)/python benchmarks/check_overhead.py
-	$(BIN)/python benchmarks/several_kernels.py
 
+# Compares the results of all contenders, without timing.
 bench-check: $(TESTING)
-	$(BIN)/python benchmarks/call_overhead.py --check
-	$(BIN)/python benchmarks/call_parts.py --check
+	$(BIN)/python benchmarks/bench.py --check
 	$(BIN)/python benchmarks/gpu_ops.py --check
-	$(BIN)/python benchmarks/type_overhead.py --check
-	$(BIN)/python benchmarks/check_overhead.py --check
-	$(BIN)/python benchmarks/several_kernels.py --check
 	$(BIN)/python benchmarks/backend_overhead.py --check
 
 bench-backend: $(TESTING)
 	$(BIN)/python benchmarks/backend_overhead.py
 
-bench-import: $(TESTING)
-	$(BIN)/python benchmarks/import_time.py
-
-# Needs git, and a network for what is not in build/clients yet; takes hours. CLIENTS="bitsandbytes aimnet" runs some.
-bench-clients: $(TESTING)
-	$(BIN)/python benchmarks/clients/run.py $(CLIENTS)
-
 # The size of the package, and of ten walks through it: how many calls of its functions, and changes of file.
 house: $(TESTING)
 	$(BIN)/python tests/helpers/house.py
+
+# Makes mistakes in a copy of the package, one at a time, and runs the tests that must notice; about ten minutes.
+mutants: $(TESTING)
+	$(BIN)/python tests/mutants.py
 
 # Leaves the virtual environments: they are slow to rebuild and never stale.
 clean:

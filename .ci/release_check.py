@@ -23,7 +23,7 @@ def main(torch: str, *pythons: str) -> int:
     if len(built) != 2:
         sys.exit(f"dist/ has to have one wheel and one sdist, and has {len(built)} of them: make dist")
     tried, skipped = [], []
-    for python in pythons or [f"python3.{minor}" for minor in range(10, 14)]:
+    for python in pythons or [f"python3.{minor}" for minor in range(11, 15)]:
         try:
             version = run(python, "-c", "import platform; print(platform.python_version())").strip()
         except (OSError, subprocess.CalledProcessError):
