@@ -9,6 +9,7 @@ many switches between threads as the interpreter makes. That an operator passes 
 from __future__ import annotations
 
 import contextlib
+import gc
 import random
 import sys
 import threading
@@ -58,8 +59,9 @@ def _compare(calls: int, seconds: float, *expected: tuple[Trial, Results]) -> No
     turns, barrier = _Turns(_WAIT + _IN_TURN * seconds), threading.Barrier(len(expected), timeout=patience)
     workers = [_Worker(number, *each, calls, turns) for number, each in enumerate(expected)]
     threads = [threading.Thread(target=worker.run, args=(barrier,), daemon=True) for worker in workers]
-    dtype, interval = torch.get_default_dtype(), sys.getswitchinterval()
+    dtype, interval, collects = torch.get_default_dtype(), sys.getswitchinterval(), gc.isenabled()
     sys.setswitchinterval(1e-6)
+    gc.disable()  # a finalizer in the user's code would add steps
     try:
         with quiet():
             for thread in threads:
@@ -68,6 +70,8 @@ def _compare(calls: int, seconds: float, *expected: tuple[Trial, Results]) -> No
                 thread.join(patience)
                 worker.is_stuck = thread.is_alive()
     finally:
+        if collects:
+            gc.enable()
         sys.setswitchinterval(interval)
         torch.set_default_dtype(dtype)  # two calls that set it back, one after the other, may leave it changed
     require(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import sys
 import threading
@@ -61,6 +62,42 @@ def test_turns_are_the_same_each_time(op: Finds, monkeypatch: pytest.MonkeyPatch
     assert orders[0] == orders[1] == orders[2]
     steps = orders[0]
     assert any(one > 0 and other > 0 for one, other in itertools.pairwise(steps)), "one call began within another"
+
+
+class Finalized:
+    """A cycle, which only the garbage collector frees, with a finalizer that has several lines."""
+
+    def __init__(self) -> None:
+        self.own = self
+
+    def __del__(self) -> None:
+        one = 1
+        two = one + 1
+        del one, two
+
+
+def test_turns_do_not_depend_on_the_garbage_collector(op: Finds, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "_MOST_CALLS", 0)
+    monkeypatch.setattr(threads, "_WAIT", 60.0)
+    order: list[float] = []
+
+    def f(x: Tensor) -> Tensor:
+        order.append(float(x[0]))
+        garbage = [Finalized() for _ in range(5)]
+        del garbage
+        order.append(-float(x[0]))
+        return x * 2
+
+    orders, before = [], gc.get_threshold()
+    try:
+        for threshold in (3, 7, 1_000):
+            gc.set_threshold(threshold, 2, 2)
+            op.passes(f, torch.arange(1.0, 6.0))
+            orders.append([*order])
+            order.clear()
+    finally:
+        gc.set_threshold(*before)
+    assert orders[0] == orders[1] == orders[2]
 
 
 def test_a_buffer_in_one_line(op: Finds, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -148,7 +148,7 @@ three.register_autograd(lambda ctx, grad: grad, nondiff=())  # type: ignore[call
 three.register_autograd(backward=lambda ctx, grad: grad)  # type: ignore[call-overload]
 three.register_jvp(lambda ctx: one)  # type: ignore[call-overload]
 three.register_jvp(lambda ctx, x: x, setup_context=other_names)  # type: ignore[call-overload]
-three.register_reference(lambda x, y, by: x, gives="gradient")  # type: ignore[call-overload]
+three.register_reference(lambda x, y, by: x, gives="gradient")  # type: ignore[arg-type]
 
 
 # vmap, samples, modes.
