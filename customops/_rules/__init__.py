@@ -89,12 +89,12 @@ class Rules:
         return self.references.values.get(None) if ReferenceRule in self._others else None
 
     def register_reference(self, fn: Fn, options: ReferenceOptions) -> Registration:
-        """Register the plain function, and the rules that it gives in the place of those that an earlier one gave."""
+        """Register the plain function. The rules that it gives replace the rules of an earlier function."""
         self.references.follow = self._follow
         return self.references.set(None, Reference(fn, self.operator, options))
 
     def _follow(self) -> None:
-        """Derive rules from the current reference, and from it alone."""
+        """Remove the rules of the previous reference, and derive the rules of the current one."""
         RegistrationGroup(self._derived).unregister()
         self._derived = []
         if self.reference is not None:
@@ -116,8 +116,9 @@ class Rules:
             yield self.fake.set(None, reference.shown(reference.fake), is_derived=True)
         if "gradients" in gives and not (has_autograd or is_composite):
             yield from self._gradients(reference)
-        if "vmap" in gives and has_tensors and not (schema.is_view or is_composite or "FuncTorchBatched" in theirs):
-            yield self.vmap.derive(reference)
+        has_vmap = is_composite or "FuncTorchBatched" in theirs
+        if "vmap" in gives and has_tensors and not has_vmap and (reference.is_stated or not schema.is_view):
+            yield self.vmap.derive(reference)  # raises for a view
         compilers = tuple(compiler for compiler in COMPILERS if compiler in gives)
         if compilers:
             yield self.decomposition.register(reference.fn, compilers, is_derived=True)
@@ -134,7 +135,7 @@ class Rules:
             and schema.is_differentiable
             and not types <= {"Tensor[]?"}  # the dispatcher does not look into optional lists
         )
-        if not can_be_differentiated and "gives" not in options:
+        if not can_be_differentiated and not reference.is_stated:
             return
         nondiff_args = names_in(options.get("nondiff_args", ()), "nondiff_args", operator.qualname)
         grads_of = options.get("grads_of")

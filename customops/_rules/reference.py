@@ -54,7 +54,9 @@ class Reference:
 
     def __init__(self, fn: Fn, operator: OperatorHandle, options: ReferenceOptions) -> None:
         self.op, self.schema, schema = operator.qualname, operator.schema, operator.schema
-        self.options, self.gives = options, self._names(options.get("gives", ("fake", "gradients", "vmap", "flops")))
+        #: Did the user state the rules? If so, a rule that is not possible raises.
+        self.options, self.is_stated = options, "gives" in options
+        self.gives = self._names(options.get("gives", ("fake", "gradients", "vmap", "flops")))
         self.written = [argument.name for argument in schema.mutated]
         #: The arguments that the function does not take.
         self.left_out = {*self.written} if Tag.out in operator.tags else set()
@@ -70,7 +72,7 @@ class Reference:
         self.mutated_results = mutated_results(schema, operator.tags)
 
     def _names(self, gives: Any) -> frozenset[str]:
-        names = (gives,) if isinstance(gives, str) else tuple(gives)
+        names = tuple(gives) if isinstance(gives, Iterable) and not isinstance(gives, str) else (gives,)
         for name in names:
             check_choice("gives", name, Given, self.op, RegistrationError)
         return frozenset(names)

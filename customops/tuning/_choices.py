@@ -41,7 +41,8 @@ def tuned(path: str | os.PathLike[str], /) -> Registration:
     """Let the choices among kernels of a file count, which ``python -m customops tune`` or `autotune` wrote.
 
     A library calls it where it defines its ops. They come after what is preferred, and before priorities; a later file
-    counts more, and the file that ``CUSTOMOPS_TUNED_FILE`` names more than all.
+    counts more, and the file that ``CUSTOMOPS_TUNED_FILE`` names more than all. Set the variable
+    before customops is imported.
 
     Returns:
         an object; its ``unregister()`` takes the file back.

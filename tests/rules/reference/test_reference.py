@@ -639,6 +639,7 @@ def test_a_failed_registration_leaves_all_as_it_was(registry: Registry, ns: str)
     for options, error in (
         ({"gives": "gradient"}, RegistrationError),
         ({"gives": ("fake", "magic")}, RegistrationError),
+        ({"gives": 3}, RegistrationError),
         ({"nondiff_args": "z"}, DefinitionError),
     ):
         with pytest.raises(error):
@@ -646,6 +647,13 @@ def test_a_failed_registration_leaves_all_as_it_was(registry: Registry, ns: str)
         assert str(op.describe()) == before
     with pytest.raises(RegistrationError, match="did you mean gives"):
         op.register_reference(plain_norm, give="fake")  # type: ignore[call-overload]
+
+
+def test_a_stated_rule_that_is_not_possible_raises(registry: Registry, ns: str) -> None:
+    op = registry.custom_op(f"{ns}::flat", lambda x: x.view(-1), schema="(Tensor(a) x) -> Tensor(a)")
+    op.register_reference(lambda x: x.view(-1))  # gives what is possible
+    with pytest.raises(UnsupportedError, match=r"register_vmap\(fn\)"):
+        op.register_reference(lambda x: x.view(-1), gives="vmap")
 
 
 def test_an_op_that_is_replaced_comes_back(registry: Registry, ns: str) -> None:
