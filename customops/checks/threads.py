@@ -58,7 +58,7 @@ def _compare(calls: int, seconds: float, *expected: tuple[Trial, Results]) -> No
     patience = max(_PATIENCE, 10 * (_IN_TURN + calls) * seconds)
     turns, barrier = _Turns(_WAIT + _IN_TURN * seconds), threading.Barrier(len(expected), timeout=patience)
     workers = [_Worker(number, *each, calls, turns) for number, each in enumerate(expected)]
-    threads = [threading.Thread(target=worker.run, args=(barrier,), daemon=True) for worker in workers]
+    threads = [threading.Thread(target=worker.run, args=(barrier, patience), daemon=True) for worker in workers]
     dtype, interval, collects = torch.get_default_dtype(), sys.getswitchinterval(), gc.isenabled()
     sys.setswitchinterval(1e-6)
     gc.disable()  # a finalizer in the user's code would add steps
@@ -110,6 +110,11 @@ class _Turns:
         self._whose = self._steps = 0
         self._is_away = [False, False]  #: Does a thread wait for a lock, or make no more steps?
 
+    def begin(self, number: int, patience: float) -> None:
+        """Wait for the first turn. This is no step: which of the threads comes first is chance."""
+        with self._moved:
+            self._moved.wait_for(lambda: self._whose == number, patience)
+
     def step(self, number: int) -> None:
         """Go on, or hand over and wait until the other thread does."""
         hands_over = False
@@ -152,11 +157,11 @@ class _Worker:
         self.is_stuck = False
         self.is_interpreted = False  # by Triton's interpreter, which other threads do not wait for
 
-    def run(self, barrier: threading.Barrier) -> None:
+    def run(self, barrier: threading.Barrier, patience: float) -> None:
         results: list[Results] = []
         try:
             barrier.wait()
-            with self._in_turn():
+            with self._in_turn(patience):
                 results += [self._results(call) for call in self.calls[:_IN_TURN]]
             for call in self.calls[_IN_TURN:]:
                 barrier.wait()  # else the first may have ended before the other begins
@@ -174,9 +179,9 @@ class _Worker:
         return results_in(call, call.op(*call.args, **call.kwargs))
 
     @contextlib.contextmanager
-    def _in_turn(self) -> Iterator[None]:
+    def _in_turn(self, patience: float) -> Iterator[None]:
         """Within the block this thread makes steps: at lines of the user's code, and after what these call of C."""
-        self.turns.step(self.number)
+        self.turns.begin(self.number, patience)
         sys.settrace(self._trace)  # of this thread
         sys.setprofile(self._profile)
         try:

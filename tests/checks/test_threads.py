@@ -6,6 +6,7 @@ import gc
 import itertools
 import sys
 import threading
+import time
 
 import pytest
 import torch
@@ -62,6 +63,29 @@ def test_turns_are_the_same_each_time(op: Finds, monkeypatch: pytest.MonkeyPatch
     assert orders[0] == orders[1] == orders[2]
     steps = orders[0]
     assert any(one > 0 and other > 0 for one, other in itertools.pairwise(steps)), "one call began within another"
+
+
+@pytest.mark.parametrize("late", [0, 1])
+def test_turns_do_not_depend_on_which_thread_comes_first(late: int) -> None:
+    turns = threads._Turns(60.0)
+    order: list[int] = []
+
+    def run(number: int) -> None:
+        if number == late:
+            time.sleep(0.05)
+        turns.begin(number, 60.0)
+        for _ in range(40):
+            order.append(number)
+            turns.step(number)
+        turns.end(number)
+
+    both = [threading.Thread(target=run, args=(number,)) for number in (0, 1)]
+    for thread in both:
+        thread.start()
+    for thread in both:
+        thread.join()
+    assert order[:10] == [0, 1, 0, 1, 0, 1, 0, 1, 0, 1]
+    assert len(order) == 80
 
 
 class Finalized:
