@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any, NamedTuple, Optional
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.autograd.forward_ad as fwAD
+from helpers.covers import every
 from torch import Tensor
 from torch.library import Library
 
@@ -199,9 +201,17 @@ def test_transforms(registry: Registry, ns: str, make: Any, transform: str) -> N
 
 
 @pytest.mark.compile
-@pytest.mark.parametrize("make", [product, lists])
-@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
-@pytest.mark.parametrize("transform", ["jvp", "jacfwd", "jacfwd(jacrev)", "hessian", "dual numbers"])
+@pytest.mark.parametrize(
+    ("make", "backend", "transform"),
+    every(
+        4,
+        itertools.product(
+            [product, lists],
+            ["eager", "aot_eager", "inductor"],
+            ["jvp", "jacfwd", "jacfwd(jacrev)", "hessian", "dual numbers"],
+        ),
+    ),
+)
 def test_compiled(registry: Registry, ns: str, make: Any, backend: str, transform: str) -> None:
     program = make(registry, ns)
     run = TRANSFORMS[transform]

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from helpers.covers import every
 from helpers.isolated import isolated
 from helpers.npy import register_asynchronous
 from torch import Tensor, nn
@@ -209,6 +210,6 @@ MODELS: dict[Callable[[], Made], type[torch.optim.Optimizer]] = {
 TESTS = {make.__name__: on_device(functools.partial(alike, make.__name__)) for make in MODELS}
 
 
-@pytest.mark.parametrize("test", TESTS.values(), ids=TESTS)
+@pytest.mark.parametrize("test", every(2, TESTS.values()), ids=TESTS)
 def test_it_trains_as_on_the_cpu(test: Callable[[], None]) -> None:
     test()

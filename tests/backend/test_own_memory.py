@@ -503,7 +503,7 @@ def in_memory(register, tests, step: int = 1) -> list:
 
 EVERYWHERE = [
     *in_memory(register_protected, [test_models.test_copies_that_need_not_wait, *TESTS], step=3),  # streams would wait
-    *in_memory(register_asynchronous, TESTS),
+    *in_memory(register_asynchronous, TESTS, step=2),
     *in_memory(register_numpy_kernels, MODELS),
 ]
 

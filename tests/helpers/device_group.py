@@ -12,7 +12,7 @@ import time
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -701,10 +701,11 @@ FOLDER = ""
 # The processes --------------------------------------------------------------------------------------------------------
 
 
-def run(rank: int, folder: str, *, own_memory: bool) -> None:
-    """One of two processes with a device.
+def run(rank: int, folder: str, chosen: Collection[str], *, own_memory: bool) -> None:
+    """Run the chosen cases in one of two processes with a device.
 
     Args:
+        chosen: ``way: case`` of each.
         own_memory: the memory is not the host's, and what is done with it is done by a thread of each stream.
     """
     global FOLDER
@@ -716,26 +717,27 @@ def run(rank: int, folder: str, *, own_memory: bool) -> None:
     )
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    go_through(rank, folder, ("gloo",) if own_memory else ("gloo", "copies", "store"))
+    go_through(rank, folder, chosen)
 
 
-def go_through(rank: int, folder: str, ways: Sequence[str]) -> None:
+def go_through(rank: int, folder: str, chosen: Collection[str]) -> None:
     """Write ``{"way: case": error or ""}`` to a file of this process."""
     results: dict[str, str] = {}
     end_in_time(Path(folder) / f"{rank}.json", PATIENCE)
     group_type: Any = importlib.import_module("customops.backend.process_group").DeviceGroup
     lend = group_type._lend
-    for way in ways:
+    for way in dict.fromkeys(case.partition(":")[0] for case in chosen):
         global BY_STORE
         BY_STORE = way == "store"
         group_type._lend = (lambda group, tensor: lend(group, tensor).clone()) if way == "copies" else lend
         patience = datetime.timedelta(seconds=20)
         dist.init_process_group(init_method=f"file://{folder}/{way}", rank=rank, world_size=2, timeout=patience)
-        cases = COLLECTIVES if way == "copies" else COLLECTIVES | TRAINING
-        for name, case in cases.items():
-            results[f"{way}: {name}"] = outcome(compare, case, rank)
-        for name, check in OTHERS.items() if way == "gloo" else ():
-            results[f"{way}: {name}"] = outcome(check, rank)
+        for name, case in (COLLECTIVES | TRAINING).items():
+            if f"{way}: {name}" in chosen:
+                results[f"{way}: {name}"] = outcome(compare, case, rank)
+        for name, check in OTHERS.items():
+            if f"{way}: {name}" in chosen:
+                results[f"{way}: {name}"] = outcome(check, rank)
         if way == "store":
             own = dist.group.WORLD._collectives
             results["store: calls"] = " ".join(sorted({*own.calls, *own.sent}))

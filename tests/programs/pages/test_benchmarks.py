@@ -34,6 +34,7 @@ def test_figures(tmp_path: Path) -> None:
             assert f"{numbers['us']:.2f}" in table, name
 
 
+@pytest.mark.full
 def test_cold_figures_have_their_unit(tmp_path: Path) -> None:
     """A case that starts a process for each measurement."""
     run("benchmarks/bench.py", "--quick", "--only", "import", "--json", str(tmp_path / "figures.json"))

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from helpers.covers import every
 from helpers.drop_in.libraries import (
     jagged_to_padded_dense,
     rms_norm,
@@ -229,7 +230,7 @@ def exported(program: Program, ns: str) -> list[str]:
 
 
 @pytest.mark.compile
-@every_program
+@pytest.mark.parametrize("build", every(2, PROGRAMS))
 @pytest.mark.filterwarnings("ignore:.*treespec, LeafSpec:FutureWarning")  # torch's own
 def test_exported(both: Both, ns: str) -> None:
     assert same(*(functools.partial(exported, program, ns) for program in both)) == both.ours.compiles

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from helpers.covers import every
 from helpers.reference_ops import ROWS, Row
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
@@ -90,9 +92,12 @@ def test_gradients(registry: Registry, ns: str, row: Row) -> None:
         assert torch.autograd.gradgradcheck(function, points)
 
 
-@CASES
 @pytest.mark.compile
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize(
+    ("row", "backend"),
+    every(3, itertools.product(ROWS, ["aot_eager", "inductor"])),
+    ids=lambda value: getattr(value, "name", value),
+)
 def test_compiled(registry: Registry, ns: str, row: Row, backend: str) -> None:
     op, graphs = row.define(registry, ns), []
 
