@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.dlpack import to_dlpack  # type: ignore[attr-defined]
 
 from customops.errors import ArgumentError, brief, name_of
-from customops.languages import Arguments
+from customops.languages._arguments import Arguments, Language
 
 
 class DLTensor(ctypes.Structure):
@@ -74,7 +74,7 @@ def from_c(fn: Any, /) -> Callable[..., Any]:
         ...     scale(out, x, x.numel(), 2.0)
         ...     return out
     """
-    arguments = Arguments(fn, "C", names=())
+    arguments = Arguments(fn, Language("C", devices=("cpu",)), names=())
     kinds: list[Any] = []  #: of ctypes
     if not isinstance(fn, ctypes._CFuncPtr):  # type: ignore[attr-defined]
         points_to = _pointers_of_cffi(fn)
@@ -98,7 +98,7 @@ def from_c(fn: Any, /) -> Callable[..., Any]:
         target, cast = pointers.get(name) or (None, None)
         if cast is None:
             raise arguments.refusal(name, "the C function takes no tensor here", got="a tensor")
-        tensor = arguments.plain(name, value, ("cpu",))
+        tensor = arguments.plain(name, value)
         if target is DLTensor:
             capsule = to_dlpack(tensor)
             pointer = cast(_capsule_pointer(capsule, b"dltensor"))

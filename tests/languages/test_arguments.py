@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import sys
 import types
 from typing import Any
@@ -12,7 +11,8 @@ import torch
 from torch import Tensor
 
 from customops import errors
-from customops.languages import Arguments
+from customops.languages import from_cupy
+from customops.languages._arguments import Arguments, Language
 
 
 class Array:
@@ -29,9 +29,9 @@ def show(value: Any) -> Any:
 
 
 def wrapped(fn: Any, names: tuple[str, ...] | None = None, **options: Any) -> Any:
-    arguments = Arguments(fn, "Esperanto", names)
+    arguments = Arguments(fn, Language("Esperanto", devices=("cpu",)), names)
     return arguments.adapter(
-        lambda name, tensor: Array(name, arguments.plain(name, tensor, ("cpu",))),
+        lambda name, tensor: Array(name, arguments.plain(name, tensor)),
         lambda value, hint: value.tensor if isinstance(value, Array) else value,
         **options,
     )
@@ -142,9 +142,7 @@ def test_what_the_function_raises() -> None:
 def test_cupy_refuses_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     """CuPy itself needs a GPU; a tensor elsewhere is refused before it is asked."""
     monkeypatch.setitem(sys.modules, "cupy", types.ModuleType("cupy"))
-    monkeypatch.delitem(sys.modules, "customops.languages._cupy", raising=False)
-    fn = importlib.import_module("customops.languages._cupy").from_cupy(seen)
-    monkeypatch.delitem(sys.modules, "customops.languages._cupy")
+    fn = from_cupy(seen)
     for args, named, name in (((0, torch.ones(1)), {}, "y"), ((0,), {"z": torch.ones(1)}, "z")):
         with pytest.raises(errors.UnsupportedError, match="a tensor on cuda") as caught:
             fn(*args, **named)

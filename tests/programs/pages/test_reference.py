@@ -12,8 +12,6 @@ import pytest
 import customops
 
 DOCS = Path(__file__).parents[3] / "docs"
-#: They need packages that are not everywhere.
-LOADED_LATE = {"customops.languages.from_cupy", "customops.languages.from_jax", "customops.languages.from_warp"}
 
 
 @pytest.fixture(scope="module")
@@ -33,8 +31,8 @@ def test_every_name_is_there(public_names: ModuleType) -> None:
     for module in public_names.modules():
         rows = dict(re.findall(r"^\| (?:{py:obj})?`(\w+)[^`]*` \| (.*) \|$", sections[module.__name__], re.MULTILINE))
         assert sorted(rows) == sorted(public_names.names(module)), module.__name__
-        silent = {f"{module.__name__}.{name}" for name, sentence in rows.items() if not sentence.strip()}
-        assert silent <= LOADED_LATE, "a docstring, or a `#:` comment above it, is missing"
+        silent = [name for name, sentence in rows.items() if not sentence.strip()]
+        assert not silent, "a docstring, or a `#:` comment above it, is missing"
     assert set(public_names.names(customops)) == set(customops.__all__)
 
 
