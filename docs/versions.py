@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from customops._torch.probes import missing, probes
+from customops._cli.doctor import missing, probes
 from customops._versions import release, spelled
 
 PAGE = Path(__file__).parent / "versions.md"

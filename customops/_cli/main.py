@@ -32,7 +32,7 @@ COMMANDS = {
     "new": "new",
     "migrate": "migrate",
     "stubs": "stubs",
-    "doctor": "show",
+    "doctor": "doctor",
     "backend-report": "backend_report",
 }
 

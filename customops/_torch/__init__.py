@@ -8,9 +8,9 @@ of its subsystem, and the rest of the package calls a function that does the rig
 Importing these modules loads neither Dynamo nor inductor, and changes nothing: `patches.install` does.
 """
 
-from customops._torch import probes as probes
+from customops._torch.stand_ins import stand_ins
 
-with probes.stand_ins():
+with stand_ins():
     from customops._torch import autograd as autograd
     from customops._torch import dispatcher as dispatcher
     from customops._torch import distributed as distributed

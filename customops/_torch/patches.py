@@ -13,7 +13,8 @@ from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from typing import Any
 
-from customops._torch import autograd, distributed, dynamo, hooks, inductor, library, probes, tensors
+from customops._torch import autograd, distributed, dynamo, hooks, inductor, library, tensors
+from customops._torch.stand_ins import stand_ins
 
 #: Modules of torch, and what changes them: called with the module when it is loaded.
 PATCHES: tuple[tuple[str, Callable[[Any], object]], ...] = (
@@ -56,7 +57,7 @@ def install() -> None:
     """Change torch, once in a process. The changed functions call those of `hooks`."""
     if _waiting in sys.meta_path:  # `importlib.reload`
         return
-    with probes.stand_ins():
+    with stand_ins():
         library.watch_registrations(hooks.kernel_registered)  # torch.library.Library: `impl`
         library.watch_loading(hooks.kernel_registered)  # torch.ops: `load_library`
         library.watch_profiling(hooks.profiling_changed)  # torch.autograd.profiler: its start and stop

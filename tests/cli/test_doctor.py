@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from customops._cli import doctor
 from customops._cli import main as check
-from customops._torch import probes
 
 
 def test_names_are_read_off_the_code() -> None:
-    found = {name: probe for probe in probes.probes() for name in probe.names}
+    found = {name: probe for probe in doctor.probes() for name in probe.names}
     assert found["torch._C._dynamo.guards.TensorGuards"].without == "no op can be called without the dispatcher"
     assert found["torch._inductor.ir.FallbackKernel.codegen"].subsystem == "inductor"  # what a change of `patches` gets
     assert found["torch._functorch.aot_autograd"].subsystem == "for_checks"  # what is imported late
@@ -23,17 +23,17 @@ def test_all_names_are_there(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_what_is_missing_is_said(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    table = (probes.Probe("dispatch", "nothing works", ("torch._C.DispatchKey", "torch._C._gone", "torch._gone.name")),)
-    monkeypatch.setattr("customops._cli.show.probes", lambda: table)
+    table = (doctor.Probe("dispatch", "nothing works", ("torch._C.DispatchKey", "torch._C._gone", "torch._gone.name")),)
+    monkeypatch.setattr("customops._cli.doctor.probes", lambda: table)
     assert check.main(["doctor"]) == 1
     printed = " ".join(capsys.readouterr().out.split())
     assert "missing: nothing works" in printed
-    assert probes.missing(table[0]) == ["torch._C._gone", "torch._gone.name"]
+    assert doctor.missing(table[0]) == ["torch._C._gone", "torch._gone.name"]
 
 
 def test_what_came_later_is_not_missing(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    table = (probes.Probe("tags", "there are fewer tags", ("torch.Tag.of_tomorrow",), since=(9, 1)),)
-    monkeypatch.setattr("customops._cli.show.probes", lambda: table)
+    table = (doctor.Probe("tags", "there are fewer tags", ("torch.Tag.of_tomorrow",), since=(9, 1)),)
+    monkeypatch.setattr("customops._cli.doctor.probes", lambda: table)
     assert check.main(["doctor"]) == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert "not yet there: torch.Tag.of_tomorrow" in printed
@@ -47,7 +47,7 @@ def test_what_came_later_is_not_missing(capsys: pytest.CaptureFixture[str], monk
 def test_a_torch_that_nobody_tested(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, version: str, newer: bool
 ) -> None:
-    monkeypatch.setattr("customops._cli.show.probes", tuple)
+    monkeypatch.setattr("customops._cli.doctor.probes", tuple)
     monkeypatch.setattr("torch.__version__", version)
     assert check.main(["doctor"]) == 0
     assert ("This torch is newer than those that customops was tested on" in capsys.readouterr().out) == newer

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from customops._torch.probes import probes
+from customops._cli.doctor import probes
 
 #: What a program can do without, and still define ops.
 PARTS = (

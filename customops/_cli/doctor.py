@@ -1,40 +1,76 @@
-"""The private names of torch that this package uses, and what a user loses where one is missing.
+"""``customops doctor``: which private names of torch are used, and whether this torch has them.
 
-They are read off the modules here, where each name stands once. A comment ``#: Without: ...`` says what does not work
-without the names between it and the next such comment, or the end of the file; ``#: Without (since 2.12): ...`` that
-they came with that torch. Names behind `getattr` or `hasattr` may be missing.
-
-``python -m customops doctor`` tries each name. While the other modules here load under a torch that is newer than those
-tested, each missing name is a class that cannot be called: the package loads, and what needs the name raises.
+The names are read off the modules of `customops._torch`, where each name stands once. A comment ``#: Without: ...``
+says what does not work without the names between it and the next such comment, or the end of the file;
+``#: Without (since 2.12): ...`` that they came with that torch. Names behind `getattr` or `hasattr` may be missing.
 """
 
 from __future__ import annotations
 
+import argparse
 import ast
 import contextlib
 import functools
 import importlib
-import importlib.util
-import re
+import itertools
+import platform
 import types
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
-from customops import _versions
-from customops.errors import UnsupportedError
+import customops
+from customops import _torch
+from customops._cli.screen import FAULTY, FINE, say, wrapped
+from customops._describe.render import table, width_of_screen
+from customops._torch.stand_ins import WITHOUT
+from customops._versions import NEWEST, OLDEST, spelled
+from customops._versions import release as release_of
 
-__tracebackhide__ = True  # pytest leaves the frames out
 
-_WITHOUT = re.compile(r"^#: Without(?: \(since (\d+)\.(\d+)\))?: (.*)$")
+def add_parser(commands: Any) -> None:
+    parser = commands.add_parser(
+        "doctor",
+        help="say which private parts of torch are used, and whether this torch has them",
+        description="Try each private name of torch that customops uses. For what is missing, say what does not work.",
+        epilog="Exit status: 0 if all are there that this torch should have, 1 if one is missing.",
+    )
+    parser.set_defaults(run=_doctor)
+
+
+def _doctor(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    release, tested = release_of(torch.__version__), f"torch {spelled(OLDEST)} to {spelled(NEWEST)}"
+    width = width_of_screen()
+    say(f"customops {customops.__version__}, torch {torch.__version__}, Python {platform.python_version()}")
+    if release is None or release > NEWEST:
+        say(wrapped(f"This torch is newer than those that customops was tested on, {tested}.", width))
+    rows, later, gone, total = [], [], [], 0
+    for subsystem, group in itertools.groupby(probes(), lambda probe: probe.subsystem):
+        there, states, needs = 0, [], []
+        for probe in group:
+            needs.append(probe.without)
+            names = missing(probe)
+            there += len(probe.names) - len(names)
+            if names and probe.since is not None and release is not None and release < probe.since:
+                states.append(f"not yet there: {', '.join(names)}")
+                later.append(f"from torch {spelled(probe.since)} on; until then: {probe.without}")
+            elif names:
+                states.append(f"missing: {', '.join(names)}")
+                gone.append(f"missing: {probe.without}")
+        rows.append((subsystem, "; ".join(states) or f"all {there} there", "; ".join(needs)))
+        total += there
+    say(table(rows, ("part of torch", "state", "needed, or else"), width))
+    advice = f"Use a torch that customops is tested on, {tested}, or report this output."
+    for line in (*later, *gone, advice if gone else f"All of {total} names are there."):
+        say(wrapped(line, width))
+    return FAULTY if gone else FINE
 
 
 class Probe(NamedTuple):
     """Names that are used together, dotted, and what they are for."""
 
-    subsystem: str  #: the module beside this one
+    subsystem: str  #: the module of `customops._torch`
     without: str  #: what does not work without them
     names: tuple[str, ...]
     since: tuple[int, int] | None = None  #: the first torch that has them, if that is not the oldest supported one
@@ -42,14 +78,15 @@ class Probe(NamedTuple):
 
 @functools.cache
 def probes() -> tuple[Probe, ...]:
-    """A probe for each ``#: Without`` of the modules here."""
-    sources = {path.stem: path.read_text(encoding="utf-8") for path in sorted(Path(__file__).parent.glob("*.py"))}
+    """Return a probe for each ``#: Without`` of the modules."""
+    folder = Path(str(_torch.__file__)).parent
+    sources = {path.stem: path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.py"))}
     pairs = [node.elts for node in ast.walk(ast.parse(sources["patches"])) if isinstance(node, ast.Tuple)]
     patches = {ast.unparse(pair[1]): _text(pair[0]) for pair in pairs if len(pair) == 2 and _text(pair[0])}
     found: list[Probe] = []
     for module, source in sources.items():
         handlers = {change.removeprefix(f"{module}."): name for change, name in patches.items()}
-        starts = {i: match for i, line in enumerate(source.splitlines(), 1) if (match := _WITHOUT.match(line))}
+        starts = {i: match for i, line in enumerate(source.splitlines(), 1) if (match := WITHOUT.match(line))}
         names: dict[tuple[Any, ...], set[str]] = {}
         for line, name in _Uses(ast.parse(source), handlers).found:
             start = max((i for i in starts if i <= line), default=None)
@@ -132,68 +169,18 @@ def _text(node: ast.expr) -> str:
     return str(node.value) if isinstance(node, ast.Constant) else ""
 
 
-def is_too_new_for(probe: Probe, release: tuple[int, int] | None) -> bool:
-    """Does that torch lack the names of a probe because they came later?"""
-    return None not in (probe.since, release) and release < probe.since  # type: ignore[operator]
-
-
 def missing(probe: Probe) -> list[str]:
-    """The names of a probe that this torch does not have. Loads what it looks at, Dynamo too."""
-    return [name for name in probe.names if _first_missing(name, load=True)[1]]
+    """Return the names of a probe that this torch lacks. This loads the modules that the names are in, Dynamo too."""
+    return [name for name in probe.names if not _is_there(name)]
 
 
-def _first_missing(name: str, *, load: bool) -> tuple[Any, str]:
-    """What lacks the first part of a dotted name that is not there, and that part. A module to be loaded is there."""
+def _is_there(name: str) -> bool:
     found: Any = torch
     for part in name.split(".")[1:]:
         if not hasattr(found, part) and isinstance(found, types.ModuleType) and hasattr(found, "__path__"):
-            module = f"{found.__name__}.{part}"
-            if importlib.util.find_spec(module) is not None:
-                if not load:
-                    break
-                with contextlib.suppress(ImportError):
-                    importlib.import_module(module)
+            with contextlib.suppress(ImportError):
+                importlib.import_module(f"{found.__name__}.{part}")
         if not hasattr(found, part):
-            return found, part
+            return False
         found = getattr(found, part)
-    return found, ""
-
-
-class _Missing(type):
-    """The class of a stand-in: its attributes are stand-ins, too, and a call raises."""
-
-    _name: str
-    _without: str
-
-    def __getattr__(cls, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return _stand_in(f"{cls._name}.{name}", cls._without)
-
-    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        raise UnsupportedError(
-            f"torch {torch.__version__} has no {cls._name}, so {cls._without}",
-            expected=f"torch {_versions.spelled(_versions.OLDEST)} to {_versions.spelled(_versions.NEWEST)}",
-            fix="customops doctor lists what is missing; a newer customops may know this torch",
-        )
-
-
-def _stand_in(name: str, without: str) -> Any:
-    return _Missing(name.rpartition(".")[2], (), {"_name": name, "_without": without})
-
-
-@contextlib.contextmanager
-def stand_ins() -> Iterator[None]:
-    """Names are there that this torch does not have, if it is newer than those tested; then torch is as it was."""
-    release, put_in = _versions.release(torch.__version__), []
-    for probe in probes() if release is None or release > _versions.NEWEST else ():
-        for name in probe.names:
-            parent, missing = _first_missing(name, load=False)
-            if missing:
-                setattr(parent, missing, _stand_in(name, probe.without))
-                put_in.append((parent, missing))
-    try:
-        yield
-    finally:
-        for place in put_in:
-            delattr(*place)
+    return True
