@@ -117,13 +117,11 @@ class CheckItem(OpItem):
         super().__init__(**kwargs)
         self.number, self.check = number, check
         self.key = Key(self.op._qualname, check, f"sample{number + 1}")
-        self.entry = self.state.expected.entries.get(self.key)
+        self.mark = self.state.mark_for(self, self.key)
 
     def setup(self) -> None:
-        if self.entry is not None and self.entry.status == "skip":
-            pytest.skip(self.entry.reason)
-        if self.entry is not None and not self.state.updates:
-            self.add_marker(pytest.mark.xfail(reason=self.entry.reason, raises=Fault, strict=True))
+        if self.mark is not None and self.mark.status == "skip":
+            pytest.skip(self.mark.reason)
 
     def runtest(self) -> None:
         checks = self.parent.checks_of(self.op, self.number)
@@ -135,19 +133,19 @@ class CheckItem(OpItem):
             if self.check != INPUTS and not report.count("passed"):
                 reasons = dict.fromkeys(result.reason for result in report.results if result.reason)
                 pytest.skip("; ".join(list(reasons)[:2]) or f"the op fails on the sample: see {INPUTS}")
-            if self.entry is not None and self.state.updates:
-                self.state.found.refuted.add(self.key)
+            if self.mark is not None:
+                self.mark.note(failed=False)
+                if (problem := self.state.judge(self.mark)) is not None:
+                    raise Fault(problem)
             return
         items = [item for item in self.session.items if isinstance(item, CheckItem) and item.parent is self.parent]
         others = {item.check for item in items if item.op is self.op and item.number == self.number}
         cause = None if self.check == INPUTS else checks.explained_by(self.check, others)
-        if cause is not None and self.entry is None:
+        if cause is not None and self.mark is None:
             pytest.skip(f"{cause} fails, which may be the cause")
-        if self.state.updates:
-            problem = report.failures[0].problem
-            if self.entry is None:
-                self.state.found.new[self.key] = problem
-            pytest.xfail(problem)
+        problem = report.failures[0].problem
+        if self.state.may_fail(self.key, self.mark, problem):
+            pytest.xfail(self.mark.reason if self.mark is not None else problem)
         faults = "\n\n".join(problem_first(str(failure)) for failure in report.failures)
         raise Fault(f"{faults}\n  again:    pytest --customops {self.parent.target} -k '{self.name}'")
 

@@ -63,6 +63,9 @@ class Entry:
     status: Status
     reason: str
 
+    def mark(self) -> Mark:
+        return Mark(self.key.op, (self.key.check,), self.reason, self.status, self)
+
     def __str__(self) -> str:
         lines = [f"[[{self.status}]]"]
         for name, value in (self.key._asdict() | {"reason": self.reason}).items():
@@ -188,7 +191,7 @@ NAME = "customops_xfail"
 
 @dataclass
 class Mark:
-    """Checks of an op that are expected to fail in one test, and how they went."""
+    """Checks of an op that are expected to fail in one test or on one input, and how they went."""
 
     op: str  #: its name, or a pattern
     checks: tuple[str, ...]  #: their names; none for all
@@ -198,8 +201,11 @@ class Mark:
     failed: int = 0
     passed: int = 0
 
+    def covers(self, op: str, check: str) -> bool:
+        return fnmatch.fnmatchcase(op, self.op) and (not self.checks or check in self.checks)
+
     def note(self, failed: bool) -> None:
-        """A check that it covers was made."""
+        """Count a check that the mark covers."""
         self.failed, self.passed = self.failed + failed, self.passed + (not failed)
 
     def __str__(self) -> str:
@@ -240,12 +246,6 @@ def marks_of(item: pytest.Item, expected: Expected) -> list[Mark]:
     tests = names_of(item)
     for entry in expected.entries.values():
         if entry.key.test in tests:
-            marks.append(Mark(entry.key.op, (entry.key.check,), entry.reason, entry.status, entry))
+            marks.append(entry.mark())
     item.stash[_MARKS] = marks
     return marks
-
-
-def covering(marks: Iterable[Mark], op: str, check: str) -> Mark | None:
-    """The mark that is about a check of an op."""
-    found = (mark for mark in marks if fnmatch.fnmatchcase(op, mark.op) and (not mark.checks or check in mark.checks))
-    return next(found, None)

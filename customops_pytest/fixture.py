@@ -13,7 +13,7 @@ from customops.checking.report import Report
 from customops.checks import DEFAULT_CHECKS, UsageError
 from customops.checks._outcome import leave_frames_out
 from customops.checks._trial import resolve
-from customops_pytest.expected import Key, covering, marks_of
+from customops_pytest.expected import Key, marks_of
 from customops_pytest.session import session_of
 
 __tracebackhide__ = True  # pytest leaves the frames out
@@ -27,22 +27,20 @@ class _Checker:
 
     def __init__(self, item: pytest.Item) -> None:
         self.session, self.item = session_of(item.config), item
-        self.marks = marks_of(item, self.session.expected)
+        marks_of(item, self.session.expected)  # a bad marker raises before the test runs
 
     def _judge(self, op: str, results: Mapping[str, str | Exception]) -> None:
         unexpected: dict[str, Exception] = {}
         for check, result in results.items():
-            mark = covering(self.marks, op, check)
-            if mark is not None and mark.status == "xfail":
+            key = Key(op, check, test=self.item.nodeid.partition("[")[0])
+            mark = self.session.mark_for(self.item, key)
+            if mark is not None:
                 mark.note(isinstance(result, Exception))
-            elif mark is None and isinstance(result, Exception):
-                unexpected[check] = result
-        if unexpected and self.session.updates:
-            test = self.item.nodeid.partition("[")[0]
-            for check, error in unexpected.items():
-                problem = str(getattr(error, "problem", "")) or type(error).__name__
-                self.session.found.new[Key(op, check, test=test)] = problem
-        elif unexpected:
+            if isinstance(result, Exception):
+                problem = str(getattr(result, "problem", "")) or type(result).__name__
+                if not self.session.may_fail(key, mark, problem):
+                    unexpected[check] = result
+        if unexpected:
             text = "\n\n".join(f"{check} failed with {error}" for check, error in unexpected.items())
             for error in unexpected.values():
                 leave_frames_out(error)
@@ -50,7 +48,7 @@ class _Checker:
 
     def finish(self) -> None:
         """Fail if something is expected to fail that does not. (With ``--customops-mode`` that is seen to.)"""
-        for mark in self.marks if self.session.mode is None else ():
+        for mark in marks_of(self.item, self.session.expected) if self.session.mode is None else ():
             problem = self.session.judge(mark)
             if problem is not None:
                 pytest.fail(problem, pytrace=False)

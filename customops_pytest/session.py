@@ -22,7 +22,7 @@ from customops import CustomOpsError
 from customops._cli.targets import in_short
 from customops._describe.render import plural
 from customops.checks import CHECKS, DEFAULT_CHECKS
-from customops_pytest.expected import Expected, Key, Mark
+from customops_pytest.expected import Expected, Key, Mark, marks_of
 
 
 @dataclass
@@ -104,9 +104,21 @@ class Session:
         """Is an op one of those of ``--customops-ops``?"""
         return not self.patterns or any(fnmatch.fnmatchcase(op, pattern) for pattern in self.patterns)
 
+    def mark_for(self, item: pytest.Item, key: Key) -> Mark | None:
+        """Return what is expected of a check: by the markers of the test, or by the file for the test or the input."""
+        of_test = (mark for mark in marks_of(item, self.expected) if mark.covers(key.op, key.check))
+        entry = self.expected.entries.get(key)
+        return next(of_test, entry.mark() if entry is not None else None)
+
+    def may_fail(self, key: Key, mark: Mark | None, problem: str) -> bool:
+        """Return whether a check may fail. If the file is updated, note a failure that is not expected."""
+        if mark is None and self.updates:
+            self.found.new[key] = problem
+        return mark is not None or self.updates
+
     def judge(self, mark: Mark) -> str | None:
-        """What is wrong with a mark whose checks ran, and none failed; an entry is noted if the file is updated."""
-        if not mark.passed or mark.failed:
+        """Return what is wrong with a mark whose checks all passed. If the file is updated, note its entry instead."""
+        if not mark.passed or mark.failed or mark.status == "skip":
             return None
         if mark.entry is not None and self.updates:
             self.found.refuted.add(mark.entry.key)
