@@ -11,10 +11,8 @@ from typing import Any
 import torch
 
 from customops._cli.screen import FAULTY, FINE, NOTHING, refuse_unwritable, report_error, say, wrapped
-from customops._describe.render import in_words, shorter_place, width_of_screen
-from customops._describe.render import table as in_columns
-from customops.backend import coverage, fallbacks
-from customops.backend.coverage import Row, Table
+from customops._describe.render import in_words, shorter_place, table, width_of_screen
+from customops.backend import coverage, fallbacks, op_tests
 from customops.backend.errors import BackendError
 from customops.backend.fallbacks import Spent
 
@@ -42,7 +40,6 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--samples", type=int, metavar="N", help="with --opinfo: at most N inputs an op, 1 or more")
     parser.add_argument("--forward-only", action="store_true", help="with --opinfo: no gradients")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all of it to a file, too")
-    parser.add_argument("--html", type=Path, metavar="FILE", help="write a page with bars, too")
     parser.set_defaults(run=run)
 
 
@@ -54,12 +51,8 @@ def run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         parser.error(f"{options.arguments[0]}: with --opinfo no program is run that could have arguments")
     if options.samples is not None and options.samples < 1:
         parser.error(f"--samples {options.samples}: at least 1")
-    if options.opinfo and options.html is not None:
-        parser.error("--html shows what a program took: with --opinfo none is run")
-    # The program may go elsewhere.
-    file, page = (path.absolute() if path is not None else None for path in (options.json, options.html))
+    file = options.json.absolute() if options.json is not None else None  # the program may go elsewhere
     refuse_unwritable("json", file, parser)
-    refuse_unwritable("html", page, parser)
     dtypes = []
     for name in options.dtype or ["float32"]:
         if not isinstance(getattr(torch, name, None), torch.dtype):
@@ -78,24 +71,20 @@ def run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     if error is not None:
         traceback.print_exception(error)
         say(f"{options.module} ended with {type(error).__name__}; what it ran until then is above")
-    summary = [_summary(backend.name, record), *_advice(backend.name, record)]
-    for line in summary:
+    for line in (_summary(backend.name, record), *_advice(backend.name, record)):
         say(wrapped(line, width_of_screen()))
     if file is not None:
         file.write_text(coverage.as_json(record, []), encoding="utf-8")
-    if page is not None:
-        text = coverage.as_html(f"{options.module} on {backend.name}", summary, _tables(coverage.rows(record)))
-        page.write_text(text, encoding="utf-8")
     return FAULTY if error is not None or record.failed else FINE
 
 
 def _run_op_tests(options: argparse.Namespace, dtypes: list[torch.dtype], file: Path | None) -> int:
     backend, record = coverage.load_device(options.module), fallbacks.Journal()
     scores = []
-    for score in coverage.run(
+    for score in op_tests.run(
         backend, dtypes, backward=not options.forward_only, patterns=options.op, samples=options.samples
     ):
-        for line in coverage.scores_as_text([score]):
+        for line in op_tests.scores_as_text([score]):
             say(line)
         scores.append(score)
         record.add(score.journal)
@@ -112,38 +101,26 @@ def _run_op_tests(options: argparse.Namespace, dtypes: list[torch.dtype], file: 
 
 
 def _say_ops(record: fallbacks.Journal, *, with_times: bool = True) -> None:
+    """Print what ran where, and the lines of the program that the CPU's kernels took longest for."""
     found, width = coverage.rows(record), width_of_screen()
-    for table in _tables(found)[: 2 if with_times else 1]:
-        columns = slice(None if with_times else 4)  # torch's own tests of ops are no program whose time counts
-        head, cells = table.head[columns], [row[columns] for row in table.rows]
+    head: tuple[str, ...] = ("op", "state", "native", "fallback", "time", "bytes")
+    ops: list[tuple[str, ...]] = [
+        (row.op, row.status, str(row.native.calls or "-"), str(row.fallback.calls or "-"), *_spent(row.both))
+        for row in found
+    ]
+    if not with_times:  # torch's own tests of ops are not a program whose time counts
+        head, ops = head[:4], [cells[:4] for cells in ops]
+    sites = [(place, row.op, spent) for row in found for place, spent in row.sites]
+    sites = sorted(sites, key=lambda site: -site[2].seconds)[:SITES]
+    lines = [(shorter_place(place), op, str(spent.calls), *_spent(spent)) for place, op, spent in sites]
+    of_sites = ("on the CPU for", "op", "calls", "time", "bytes")
+    for titles, cells in ((head, ops), (of_sites, lines if with_times else [])):
         if cells:
-            say(in_columns(cells, head, width, right=range(2, len(head))))
+            say(table(cells, titles, width, right=range(2, len(titles))))
             say()
     for row in found:
         if row.error:
             say(wrapped(f"{row.op}: {row.error}", width))
-
-
-def _tables(found: list[Row]) -> list[Table]:
-    """What ran where, and the lines of the program that the CPU's kernels took longest for."""
-    ops = Table(
-        ("op", "state", "native", "fallback", "time", "bytes"),
-        [
-            (row.op, row.status, str(row.native.calls or "-"), str(row.fallback.calls or "-"), *_spent(row.both))
-            for row in found
-        ],
-        [(row.native.seconds, row.fallback.seconds) for row in found],
-    )
-    sites = [(place, row.op, spent) for row in found for place, spent in row.sites]
-    sites = sorted(sites, key=lambda site: -site[2].seconds)[:SITES]
-    return [
-        ops,
-        Table(
-            ("on the CPU for", "op", "calls", "time", "bytes"),
-            [(shorter_place(place), op, str(spent.calls), *_spent(spent)) for place, op, spent in sites],
-            [(0.0, spent.seconds) for _, _, spent in sites],
-        ),
-    ]
 
 
 def _spent(spent: Spent) -> tuple[str, str]:

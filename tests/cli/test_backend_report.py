@@ -17,7 +17,7 @@ import torch
 from helpers.isolated import isolated
 
 import customops.__main__
-from customops.backend import coverage, fallbacks, get_backend, register_backend
+from customops.backend import coverage, fallbacks, get_backend, op_tests, register_backend
 from customops.backend.fallbacks import Spent
 from customops.testing.isolation import in_fork
 
@@ -92,7 +92,7 @@ def lines(text: str) -> list[list[str]]:
 
 
 def test_a_script(program: Path) -> None:
-    done = run("program.py", "one", "two", "--json", "out.json", "--html", "out.html", cwd=program)
+    done = run("program.py", "one", "two", "--json", "out.json", cwd=program)
     assert done.returncode == 0, done.stderr
     assert "arguments: ['one', 'two']" in done.stdout
     rows = {line[0]: line[1:4] for line in lines(done.stdout) if line[:1] and line[0].startswith("aten::")}
@@ -118,12 +118,6 @@ def test_a_script(program: Path) -> None:
     assert (advice["now"], advice["then"]) == pytest.approx((native / advice["seconds"], then / advice["seconds"]))
     assert "of that in kernels of npy" in done.stdout
 
-    page = (program / "out.html").read_text(encoding="utf-8")
-    assert page.startswith("<!DOCTYPE html>")
-    assert "color-scheme: light dark" in page
-    assert page.count('<div class=native style="width:') == len(ops) + sum(len(row["sites"]) for row in ops.values())
-    assert not [word for word in ("http", "<script", "<link", "src=") if word in page]
-
 
 def test_a_module_that_fails(program: Path) -> None:
     done = run("program", "fail", cwd=program)
@@ -148,7 +142,6 @@ def test_what_is_no_device(program: Path) -> None:
     done = run_in_fork("program.py", "--dtype", "float32", cwd=program)
     assert done.returncode == 2
     assert "go with --opinfo" in done.stderr
-    assert "with --opinfo none is run" in run_in_fork("device.py", "--opinfo", "--html", "x.html", cwd=program).stderr
     done = run_in_fork("device.py", "3", "--opinfo", cwd=program)
     assert done.returncode == 2
     assert "3: with --opinfo no program is run" in done.stderr
@@ -248,8 +241,8 @@ def register() -> None:
 on_device = isolated(register)
 
 
-def score_of(op: str, **options) -> coverage.Score:
-    return next(coverage.run(get_backend(), [torch.float32], patterns=[op], samples=2, **options))
+def score_of(op: str, **options) -> op_tests.Score:
+    return next(op_tests.run(get_backend(), [torch.float32], patterns=[op], samples=2, **options))
 
 
 @on_device
@@ -282,13 +275,13 @@ def refuse(x):
 
 @on_device
 def test_results_are_on_the_cpu_where_nothing_of_the_device_is_named() -> None:
-    (score,) = coverage.run(get_backend(), [torch.int64], patterns=["arange", "linspace", "randint"])
+    (score,) = op_tests.run(get_backend(), [torch.int64], patterns=["arange", "linspace", "randint"])
     assert score.passed == ["arange", "linspace", "randint"]
     ones = torch.ones(2, device="npy")
-    assert not coverage._asks_for(sample(1, args=(3, 1)), "npy")
-    assert coverage._asks_for(sample(1, args=(3, 1), kwargs={"device": "npy:0"}), "npy")
-    assert coverage._asks_for(sample([ones], args=(torch.ones(2),)), "npy")
-    assert not coverage._asks_for(sample(ones, kwargs={"device": torch.device("cpu")}), "npy")
+    assert not op_tests._asks_for(sample(1, args=(3, 1)), "npy")
+    assert op_tests._asks_for(sample(1, args=(3, 1), kwargs={"device": "npy:0"}), "npy")
+    assert op_tests._asks_for(sample([ones], args=(torch.ones(2),)), "npy")
+    assert not op_tests._asks_for(sample(ones, kwargs={"device": torch.device("cpu")}), "npy")
 
 
 class Misplaced:
@@ -313,13 +306,13 @@ class Doubled(Misplaced):
 @on_device
 def test_another_number_of_results_fails() -> None:
     with pytest.raises(AssertionError, match="2 results instead of 1"):
-        coverage._compare_all(get_backend(), Doubled(), torch.float32, False, None)
+        op_tests._compare_all(get_backend(), Doubled(), torch.float32, False, None)
 
 
 @on_device
 def test_a_result_on_the_cpu_fails() -> None:
     with pytest.raises(AssertionError, match="a result is on cpu"):
-        coverage._compare_all(get_backend(), Misplaced(), torch.float32, False, None)
+        op_tests._compare_all(get_backend(), Misplaced(), torch.float32, False, None)
 
 
 @on_device
