@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from typing import Any
 
 from customops._cli.screen import FINE, say
-from customops._cli.targets import TARGET_HELP, ops_of, what_runs
+from customops._cli.targets import TARGET_HELP, ops_of
 from customops._describe.description import OUTLINE, outline
 from customops._describe.render import table, width_of_screen
 
@@ -34,8 +33,6 @@ def add_parser(commands: Any) -> None:
 
 
 def _list(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
-    for line in (line for target in options.targets for line in what_runs(target)):
-        say(f"warning: {line}", sys.stderr)
     rows = [outline(op) for op in ops_of(options.targets)]
     objects = [dict(zip(OUTLINE, row, strict=True)) for row in rows]
     say(json.dumps(objects, indent=2) if options.json else table(rows, OUTLINE, width_of_screen()))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import fnmatch
 import importlib
 import importlib.util
@@ -156,18 +155,12 @@ def _imported(target: str, is_name: bool) -> ModuleType:
 
 
 def _submodules(package: str, folders: Iterable[str]) -> Iterator[str]:
-    for folder in folders:
-        for file in _modules(Path(folder)):
+    """The modules of a package that can be imported, which ``01_demo.py`` cannot; tests apart."""
+    for folder in map(Path, folders):
+        for file in _files(folder):
             parts = file.relative_to(folder).with_suffix("").parts
-            if parts != ("__init__",):
+            if parts != ("__init__",) and all(map(str.isidentifier, parts)):
                 yield ".".join([package, *parts]).removesuffix(".__init__")
-
-
-def _modules(package: Path) -> Iterator[Path]:
-    """The files of a package that can be imported, which ``01_demo.py`` cannot; tests apart."""
-    for file in _files(package):
-        if all(map(str.isidentifier, file.relative_to(package).with_suffix("").parts)):
-            yield file
 
 
 def _import_file(path: Path) -> ModuleType:
@@ -238,37 +231,6 @@ def _entries(folder: Path) -> Iterator[Path]:
 def _files(folder: Path) -> Iterator[Path]:
     for path in _entries(folder):
         yield from _files(path) if path.is_dir() else (path,)
-
-
-#: Calls at the top of a file that do something else than define.
-_DOES = ("backward", "exit", "input", "main", "print", "run", "step")
-
-
-def what_runs(target: str) -> Iterator[str]:
-    """Of the files that a target stands for, statements at their top that run something, as far as their text tells."""
-    name = target.replace(".", os.sep)
-    named = (Path(folder, f"{name}{ending}") for folder in sys.path for ending in (".py", f"{os.sep}__init__.py"))
-    path = next(filter(Path.exists, [Path(target), *named]), Path(target))
-    path = path.parent if path.name == "__init__.py" else path  # its modules are imported if it has no op itself
-    is_package = (path / "__init__.py").exists()
-    for file in _modules(path) if is_package else _files(path) if path.is_dir() else filter(Path.is_file, [path]):
-        try:
-            tree = ast.parse(file.read_bytes())
-        except SyntaxError:  # which importing it will say
-            continue
-        for node in _at_top(tree.body):
-            call = node.value if isinstance(node, ast.Expr) else None
-            name = ast.unparse(call.func).rpartition(".")[2] if isinstance(call, ast.Call) else ""
-            if isinstance(node, (ast.For, ast.While)) or name in _DOES:
-                yield f"importing {file} runs line {node.lineno}: {ast.unparse(node).splitlines()[0]}"
-
-
-def _at_top(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
-    """The statements that importing a module runs, those in blocks too, but for what it does as a program."""
-    for node in body:
-        yield node
-        if isinstance(node, ast.With) or (isinstance(node, ast.If) and "__name__" not in ast.unparse(node.test)):
-            yield from _at_top(node.body)
 
 
 def _is_name(target: str) -> bool:
