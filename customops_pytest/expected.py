@@ -19,8 +19,8 @@ import itertools
 import json
 import os
 import tomllib
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 import pytest
@@ -55,24 +55,41 @@ class Key(NamedTuple):
     test: str = ""
 
 
-@dataclass(frozen=True)
-class Entry:
-    """One expected failure, and why."""
+@dataclass
+class Mark:
+    """Checks of an op that are expected to fail, or are not run, and how they went."""
 
-    key: Key
-    status: Status
+    op: str  #: its name, or a pattern
+    checks: tuple[str, ...]  #: their names; none for all
     reason: str
+    status: Status = "xfail"
+    key: Key | None = None  #: of the entry of the file that it is from
+    failed: int = 0
+    passed: int = 0
 
-    def mark(self) -> Mark:
-        return Mark(self.key.op, (self.key.check,), self.reason, self.status, self)
+    @staticmethod
+    def of(key: Key, reason: str, status: Status = "xfail") -> Mark:
+        return Mark(key.op, (key.check,), reason, status, key)
 
-    def __str__(self) -> str:
+    def covers(self, op: str, check: str) -> bool:
+        return fnmatch.fnmatchcase(op, self.op) and (not self.checks or check in self.checks)
+
+    def note(self, failed: bool) -> None:
+        """Count a check that the mark covers."""
+        self.failed, self.passed = self.failed + failed, self.passed + (not failed)
+
+    def toml(self) -> str:
+        """Return the entry of the file."""
+        assert self.key is not None
         lines = [f"[[{self.status}]]"]
         for name, value in (self.key._asdict() | {"reason": self.reason}).items():
             if value:  # a basic string of TOML: what JSON escapes is escaped alike there, but for DEL
                 text = json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
                 lines.append(f"{name} = {text}")
         return "\n".join(lines) + "\n"
+
+    def __str__(self) -> str:
+        return f"{self.op}: {', '.join(self.checks) or 'every check'} ({self.reason})"
 
 
 class Expected:
@@ -81,17 +98,17 @@ class Expected:
     A failures dict of torch (`is_json`) is read and converted, and never written.
     """
 
-    def __init__(self, path: str, entries: Iterable[Entry] = ()) -> None:
-        self.path, self.is_json = path, path.endswith(".json")
-        self.entries = {entry.key: entry for entry in entries}
+    def __init__(self, path: str, entries: Mapping[Key, Mark]) -> None:
+        self.path, self.is_json, self.entries = path, path.endswith(".json"), entries
 
     @staticmethod
     def load(path: str) -> Expected:
         """Read a file; one that is not there has no entries. Raises ExpectedError if it has another form."""
         if not os.path.exists(path):
-            return Expected(path)
-        is_json = path.endswith(".json")
-        return Expected(path, _from_failures_dict(path) if is_json else _parsed(path, failures.read(path))[1])
+            return Expected(path, {})
+        if path.endswith(".json"):
+            return Expected(path, dict(_from_failures_dict(path)))
+        return Expected(path, {key: mark for key, (mark, _) in _parsed(path, failures.read(path))[1].items()})
 
     def update(self, add: Mapping[Key, str], remove: Collection[Key]) -> str:
         """Write new entries with these reasons, and leave out others; returns the path.
@@ -103,17 +120,17 @@ class Expected:
 
         def updated(before: str) -> str:
             head, entries = _parsed(path, before or _HEAD)
-            blocks = {entry.key: text for entry, text in entries.items()}
+            blocks = {key: f"\n{Mark.of(key, reason).toml()}" for key, reason in add.items()}
             if self.is_json:
-                blocks = {key: f"\n{entry}" for key, entry in self.entries.items()} | blocks
-            blocks = {key: f"\n{Entry(key, 'xfail', reason)}" for key, reason in add.items()} | blocks
+                blocks |= {key: f"\n{mark.toml()}" for key, mark in self.entries.items()}
+            blocks |= {key: text for key, (_, text) in entries.items()}
             return head + "".join(text for key, text in sorted(blocks.items()) if key not in remove)
 
         failures.rewrite(path, updated)
         return path
 
 
-def _parsed(path: str, text: str) -> tuple[str, dict[Entry, str]]:
+def _parsed(path: str, text: str) -> tuple[str, dict[Key, tuple[Mark, str]]]:
     """The comment at the head of a file, and its entries, each with its text and what comments stand before it."""
     lines = [line + "\n" for line in text.splitlines()]
     head = [*itertools.takewhile(lambda line: line.startswith("#"), lines)]
@@ -132,18 +149,18 @@ def _parsed(path: str, text: str) -> tuple[str, dict[Entry, str]]:
         documents = [tomllib.loads(block) for block in blocks]
     except tomllib.TOMLDecodeError as error:
         raise ExpectedError("the file of expected failures is not TOML", where=path, got=str(error)) from None
-    entries: dict[Key, tuple[Entry, str]] = {}
+    entries: dict[Key, tuple[Mark, str]] = {}
     for block, document in zip(blocks, documents, strict=True):
-        entry = _entry(path, document)
-        if entry.key.check in RETIRED:
+        key, mark = _entry(path, document)
+        if key.check in RETIRED:
             continue
-        if entry.key in entries:
-            raise ExpectedError("the file says two things of one check", op=entry.key.op, where=path, got=str(entry))
-        entries[entry.key] = entry, block
-    return "".join(head), dict(entries.values())
+        if key in entries:
+            raise ExpectedError("the file says two things of one check", op=key.op, where=path, got=mark.toml())
+        entries[key] = mark, block
+    return "".join(head), entries
 
 
-def _entry(path: str, document: dict[str, Any]) -> Entry:
+def _entry(path: str, document: dict[str, Any]) -> tuple[Key, Mark]:
     status = next((status for status in STATUSES if status in document), None)
     tables = document[status] if status is not None else None
     if status is None or not isinstance(tables, list) or len(tables) != 1 or len(document) != 1:
@@ -170,10 +187,11 @@ def _entry(path: str, document: dict[str, Any]) -> Entry:
             fix=_FIX,
         )
     reason = fields.pop("reason")
-    return Entry(Key(**fields), status, reason)
+    key = Key(**fields)
+    return key, Mark.of(key, reason, status)
 
 
-def _from_failures_dict(path: str) -> Iterable[Entry]:
+def _from_failures_dict(path: str) -> Iterator[tuple[Key, Mark]]:
     for op, tests in FailuresDict.load(path).data.items():
         for name, record in tests.items():
             test_class, _, generated = name.partition(".")
@@ -183,35 +201,10 @@ def _from_failures_dict(path: str) -> Iterable[Entry]:
                 raise ExpectedError(problem, op=op, where=path, expected=form, got=name)
             key = Key(op, check, test=f"{test_class}.{generated.removeprefix(f'{check}__')}")
             if check not in RETIRED and (status := record.get("status")) in STATUSES:
-                yield Entry(key, status, record.get("comment") or f"from {os.path.basename(path)}")
+                yield key, Mark.of(key, record.get("comment") or f"from {os.path.basename(path)}", status)
 
 
 NAME = "customops_xfail"
-
-
-@dataclass
-class Mark:
-    """Checks of an op that are expected to fail in one test or on one input, and how they went."""
-
-    op: str  #: its name, or a pattern
-    checks: tuple[str, ...]  #: their names; none for all
-    reason: str
-    status: Status = "xfail"
-    entry: Entry | None = None  #: where it is from, if that is the file
-    failed: int = 0
-    passed: int = 0
-
-    def covers(self, op: str, check: str) -> bool:
-        return fnmatch.fnmatchcase(op, self.op) and (not self.checks or check in self.checks)
-
-    def note(self, failed: bool) -> None:
-        """Count a check that the mark covers."""
-        self.failed, self.passed = self.failed + failed, self.passed + (not failed)
-
-    def __str__(self) -> str:
-        return f"{self.op}: {', '.join(self.checks) or 'every check'} ({self.reason})"
-
-
 _MARKS = pytest.StashKey[list[Mark]]()
 
 
@@ -244,8 +237,6 @@ def marks_of(item: pytest.Item, expected: Expected) -> list[Mark]:
             )
         marks.append(Mark(names[0], tuple(names[1:]), str(reason)))
     tests = names_of(item)
-    for entry in expected.entries.values():
-        if entry.key.test in tests:
-            marks.append(entry.mark())
+    marks += [replace(mark) for key, mark in expected.entries.items() if key.test in tests]
     item.stash[_MARKS] = marks
     return marks

@@ -107,8 +107,7 @@ class Session:
     def mark_for(self, item: pytest.Item, key: Key) -> Mark | None:
         """Return what is expected of a check: by the markers of the test, or by the file for the test or the input."""
         of_test = (mark for mark in marks_of(item, self.expected) if mark.covers(key.op, key.check))
-        entry = self.expected.entries.get(key)
-        return next(of_test, entry.mark() if entry is not None else None)
+        return next(of_test, self.expected.entries.get(key))
 
     def may_fail(self, key: Key, mark: Mark | None, problem: str) -> bool:
         """Return whether a check may fail. If the file is updated, note a failure that is not expected."""
@@ -120,8 +119,8 @@ class Session:
         """Return what is wrong with a mark whose checks all passed. If the file is updated, note its entry instead."""
         if not mark.passed or mark.failed or mark.status == "skip":
             return None
-        if mark.entry is not None and self.updates:
-            self.found.refuted.add(mark.entry.key)
+        if mark.key is not None and self.updates:
+            self.found.refuted.add(mark.key)
             return None
         return f"expected to fail in this test, and does not: {mark}"
 

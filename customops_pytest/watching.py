@@ -105,7 +105,7 @@ class Watching:
             row.counts["passed"] += not is_failure
             if mark is not None:
                 mark.note(is_failure)
-                if mark.entry is not None and mark.entry.key == key:
+                if mark.key == key:
                     session.found.tried[key, is_failure] += 1  # other tests may make calls of this kind
             if not is_failure:
                 continue

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from helpers.projects import Project
 
-from customops_pytest.expected import Entry, Expected, ExpectedError, Key
+from customops_pytest.expected import Expected, ExpectedError, Key, Mark
 
 FEW = ("--customops-checks", "test_schema,test_faketensor")
 FILE = "customops_expected.toml"
@@ -36,8 +36,8 @@ def test_it_is_read(tmp_path: Path) -> None:
     path = tmp_path / FILE
     path.write_text(FLIP + FLIP.replace("xfail", "skip").replace('input = "sample1"', "test = 'T.test_a'"))
     assert list(Expected.load(str(path)).entries.values()) == [
-        Entry(Key("NS::flip", "test_faketensor", "sample1"), "xfail", "strides"),
-        Entry(Key("NS::flip", "test_faketensor", test="T.test_a"), "skip", "strides"),
+        Mark.of(Key("NS::flip", "test_faketensor", "sample1"), "strides"),
+        Mark.of(Key("NS::flip", "test_faketensor", test="T.test_a"), "strides", "skip"),
     ]
     assert not Expected.load(str(tmp_path / "none.toml")).entries
 
