@@ -1,6 +1,6 @@
 """The private torch names that a device needs; `require` says which of them this torch lacks.
 
-Seen to exist on torch 2.11 to 2.15. Python's hook and guard are marked experimental there.
+torch marks Python's hook and guard as experimental.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import torch
 
 from customops import _torch as _core
 from customops._torch.patches import when_loaded
+from customops._versions import NEWEST, OLDEST, spelled
 from customops.backend.errors import BackendError
 from customops.errors import UnsupportedError
 
@@ -102,7 +103,7 @@ def require(paths: Iterable[str], ops: Iterable[str]) -> None:
     if missing:
         problem = "this torch cannot have a device from Python"
         got = f"torch {torch.__version__} without these names"
-        fix = "use a torch that has them; customops was tested with 2.11 to 2.15"
+        fix = f"use a torch that has them; customops was tested with {spelled(OLDEST)} to {spelled(NEWEST)}"
         raise BackendError(problem, expected=", ".join(missing), got=got, fix=fix)
     field = _pointer_of(_to_dlpack(torch.empty(1, dtype=torch.uint8, device="cpu")), _NAME)[1]
     if field != _HOST:

@@ -80,7 +80,7 @@ FORMS: dict[str, tuple[str, Callable[..., list[tuple[Any, ...]]]]] = {
     "recv_anysource": ("recv", lambda n, xs, tag: [(xs[0], None, tag)]),
     "barrier": ("barrier", lambda n, o=None: [()]),
 }
-#: What some of them are called before 2.13, and on later torch still by older callers.
+#: What older callers still call some of them.
 ALIASES = {
     "_allgather_base": "all_gather_single",
     "allgather_into_tensor_coalesced": "all_gather_single_coalesced",

@@ -185,7 +185,7 @@ ACCELERATOR = {
     **dict.fromkeys(("setDeviceIndex", "exchangeDevice", "maybeExchangeDevice"), "exchange_device"),
     "synchronizeDevice": "synchronize",
     "isAllocatorInitialized": "is_initialized",
-    "emptyCache": "empty_cache",
+    **dict.fromkeys(("emptyCache", "emptyHostCache"), "empty_cache"),
     "getDeviceStats": "device_statistics",
     "getMemoryInfo": "mem_get_info",
     "resetAccumulatedStats": "reset_accumulated_memory_stats",
@@ -194,8 +194,8 @@ ACCELERATOR = {
     "setStream": "set_stream",
 }
 
-#: The same, where torch has it: from 2.13 and 2.15 on.
-NEWER = {"emptyHostCache": "empty_cache", "getDefaultGenerator": "default_generator"}
+#: The same, where torch has it: from 2.15 on.
+NEWER = {"getDefaultGenerator": "default_generator"}
 #: All that have to be there.
 REPLACED_PATHS = (*REPLACED, *(_compat.ACCELERATOR + name for name in ACCELERATOR))
 
