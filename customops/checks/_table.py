@@ -27,6 +27,7 @@ from customops.checks import (
     layouts,
     modes,
     permutations,
+    pointwise,
     precision,
     schema,
     second_order,
@@ -341,7 +342,7 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
             after=(*_CALL, "test_batches", "test_precision"),
         ),
         "test_pointwise": Check(
-            batches.check_pointwise, "ops tagged as pointwise, with one element of an input changed", after=_CALL
+            pointwise.check, "ops tagged as pointwise, with one element of an input changed", after=_CALL
         ),
         "test_symmetries": Check(
             symmetries.check,

@@ -1,13 +1,10 @@
-"""test_batches, test_pointwise: an element of a result depends on its own elements of the inputs alone.
+"""test_batches: an element of a result depends on its own elements of the inputs alone.
 
 Which dimensions are batches is learnt. A group of dimensions, of one size and at most one of each tensor, is a batch
 if the operator, called with elements in another order, twice, or mixed with those of another call of the same size,
 gives each the result it had. Then the same has to hold for other sizes, beside powers of two and beyond usual blocks.
 An operator may depend on the size, as one that divides by it: a dimension counts only if two other sizes agree. Before
 a fault is reported, it has to be a batch for values of other scales and signs, too.
-
-Compilers fuse and split ops that are tagged as pointwise as they like. So one element of one input is changed: results
-may change where it is broadcast to, and nowhere else.
 """
 
 from __future__ import annotations
@@ -19,10 +16,10 @@ from dataclasses import dataclass, replace
 import torch
 
 from customops.checks._inputs import tensors_in
-from customops.checks._outcome import NotExercised, require
+from customops.checks._outcome import require
 from customops.checks._runs import Group, Results, attempt, difference, groups_of, steady_results, words_of
 from customops.checks._trial import Trial
-from customops.checks._variants import are_plain, other_scales
+from customops.checks._variants import other_scales
 from customops.checks.inputs.constants import constants_of
 from customops.checks.inputs.parts import is_integer
 
@@ -261,38 +258,3 @@ def _check_integers(batch: _Batch) -> None:
                 got=f"element {element}, where {label} is smaller for the last one: {differs}",
                 fix="look at what is taken from the first element for all, or is largest among all",
             )
-
-
-def check_pointwise(trial: Trial) -> None:
-    require(torch.Tag.pointwise in trial.op.tags and not trial.is_builtin, "the operator is not tagged as pointwise")
-    trial = trial.detached()
-    require(are_plain(trial), "an input is not a plain strided tensor")
-    expected = steady_results(trial)
-    tried = False
-    for _, label, tensor in trial.named_tensors:
-        for place in (0, -1) if tensor.is_floating_point() and tensor.numel() > 1 else ():
-            at = torch.zeros(tensor.shape, dtype=torch.bool, device=tensor.device)
-            at.view(-1)[place] = True
-            changed = tensor.where(~at, tensor * 1.5 + 1)
-            for name, after in (attempt(trial.replaced({id(tensor): changed})) or {}).items():
-                before = expected[name]
-                try:
-                    others = ~at.expand(before.shape)
-                except (AttributeError, RuntimeError):  # a number, or of sizes to which the input is not broadcast
-                    continue
-                if after.shape != before.shape:
-                    continue
-                tried = True
-                found = difference(after[others], before[others], exact=True)
-                if found:
-                    raise trial.fault(
-                        "the operator is tagged as pointwise, and an element of the result depends on other elements",
-                        argument=label,
-                        expected=f"no change of {name} beside the place of the element that was changed",
-                        got=found,
-                        fix="leave out torch.Tag.pointwise",
-                    )
-    if not tried:
-        raise NotExercised(
-            "no input of floating point has several elements and the sizes of a result, but for broadcast"
-        )
