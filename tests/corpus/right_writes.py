@@ -16,8 +16,8 @@ from customops import Tag, custom_op
         "checks/_outcome.py: torch_refuses": "test_aot_backward",
         "checks/layouts.py: _judge_aliases": "test_writes",
         "checks/schema.py: _judge": "test_schema",
-        "checking/_check.py: Run._fault_of": "inputs",
-        "checking/_check.py: Run._takes_contiguous": "inputs",
+        "checking/_faults.py: fault_of_call": "inputs",
+        "checking/_faults.py: _takes_contiguous": "inputs",
     },
     sample=lambda: (rnd(3, 4),),
 )
