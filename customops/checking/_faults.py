@@ -21,7 +21,7 @@ __tracebackhide__ = True  # pytest leaves the frames out
 #: The checks whose faults are mostly those of the fake impl.
 _OF_FAKES = ("test_faketensor", "test_symbolic_sizes")
 #: The checks whose faults are those of the kernel that ran, where they do not say more.
-_OF_KERNELS = ("test_schema", "test_writes", "test_declared_writes", "test_unchecked", "test_modes")
+_OF_KERNELS = ("test_schema", "test_writes", "test_unchecked", "test_modes")
 #: What else can be done about inputs that the author did not mean to allow, by what was changed.
 _REFUSE = {
     "dtype": "refuse the dtype in kernel and fake impl, with torch._check(...); "
