@@ -174,7 +174,7 @@ def _check_sizes(batch: _Batch) -> bool:
         if seconds > _SLOW or (size >= 1000 and seconds > _SLOW / 10):
             break
     # Right only at the sample's size is what depends on the size.
-    if differing and agreeing >= 2 and _is_believed(batch) and not _is_for_an_argument(batch, differing[0][0]):
+    if differing and agreeing >= 2 and _is_believed(batch):
         (size, name, how), *_ = differing
         arguments, dims = words_of(batch.trial, batch.group)
         raise batch.trial.fault(
@@ -186,21 +186,6 @@ def _check_sizes(batch: _Batch) -> bool:
             "number, an index that overflows, a broadcast tensor that is indexed as if it were whole",
         )
     return agreeing >= 2
-
-
-def _is_for_an_argument(batch: _Batch, size: int) -> bool:
-    """Does a size differ since it exceeds a number that was passed, as the k of the k largest?"""
-    index = torch.randint(batch.count, (size,), generator=torch.Generator().manual_seed(2))
-    for name, value in batch.trial.arguments.items():
-        if type(value) is not int or not batch.size <= value < size:
-            continue
-        changed = batch.trial.with_arguments(**{name: size + 1})
-        expected = attempt(changed)
-        other = None if expected is None else _learn(changed, batch.group, expected, _MANY_DRAWS)
-        actual = None if other is None else other.call(index)
-        if other is not None and actual is not None and other.difference(actual, index) is None:
-            return True
-    return False
 
 
 def _is_believed(batch: _Batch) -> bool:
