@@ -274,7 +274,7 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
         ),
         "test_unchecked": Check(
             unchecked.check,
-            'calls with check="never" and with bypass=True against calls without',
+            "calls of an op with check= or bypass=True against calls that are checked",
             of_kinds("layout", "dtype", each=1),
             after=_CALL,
         ),
