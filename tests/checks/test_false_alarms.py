@@ -463,32 +463,6 @@ def test_a_rule_that_torch_refuses_to_batch(registry: Registry, ns: str) -> None
     assert run_check("test_vmap", unique, (torch.tensor([1, 2, 1]),)).status == "not exercised"
 
 
-def test_a_law_that_holds_nearly_is_none(registry: Registry, ns: str) -> None:
-    """After five steps of this filter, a hundred-thousandth of the start is left; after two, a hundredth."""
-
-    @registry.custom_op(f"{ns}::last", mutates_args=(), differentiable=False)
-    def last(x: Tensor, start: Tensor) -> Tensor:
-        y = start.clone()
-        for each in x:
-            y = 0.9 * each + 0.1 * y
-        return y
-
-    outcome = run_check("test_symmetries", last, (torch.arange(1.0, 6.0), torch.tensor(0.37)))
-    assert outcome.status != "failed", outcome
-
-
-def test_a_law_of_values_beside_a_threshold_is_none(registry: Registry, ns: str) -> None:
-    """None of these lies between a half of the threshold and it, where doubling tells."""
-
-    @registry.custom_op(f"{ns}::above", mutates_args=(), differentiable=False)
-    def above(x: Tensor) -> Tensor:
-        return (x > 0.5).to(x.dtype)
-
-    for values in ([-1.7, 2.2, -2.1, 0.245], [3.0, -0.1, 0.2, 1.5]):
-        outcome = run_check("test_symmetries", above, (torch.tensor(values, dtype=torch.float64),))
-        assert outcome.status != "failed", outcome
-
-
 def test_a_tensor_for_an_argument_without_a_gradient_is_constant(registry: Registry, ns: str) -> None:
     @registry.custom_op(f"{ns}::scaled", mutates_args=())
     def scaled(x: Tensor, by: Tensor) -> Tensor:
