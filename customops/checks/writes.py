@@ -102,9 +102,8 @@ def _judge_surroundings(trial: Trial) -> None:
             outputs = call(inside)
         except Exception:
             return  # it does not take a tensor that does not start its storage
-        written = written_outside()
-        if written is not None:
-            name, _ = written
+        name = written_outside()
+        if name is not None:
             raise _error(
                 trial,
                 f"the operator writes memory outside of argument {name}",
