@@ -64,6 +64,24 @@ def test_what_values_do_depends_on_indices_that_repeat(registry: Registry, ns: s
     assert not report.failures, str(report)
 
 
+def test_bits_of_negative_numbers_are_as_many_as_the_dtype_has(registry: Registry, ns: str) -> None:
+    @registry.custom_op(f"{ns}::ones", mutates_args=(), differentiable=False)
+    def ones(x: Tensor) -> Tensor:
+        return torch.tensor([bin(n % 2 ** (8 * x.itemsize)).count("1") for n in x.tolist()], dtype=torch.uint8)
+
+    assert run_check("test_precision", ones, (torch.tensor([0, 1, 255, -1], dtype=torch.int32),)).status == "passed"
+
+
+def test_few_samples_may_be_the_same(registry: Registry, ns: str) -> None:
+    """One of two rows is drawn, from two seeds: often the same one."""
+
+    @registry.custom_op(f"{ns}::pick", mutates_args=(), tags=torch.Tag.nondeterministic_seeded)
+    def pick(x: Tensor) -> Tensor:
+        return x[torch.randint(len(x), ())].clone()
+
+    assert run_check("test_determinism", pick, (torch.rand(2, 1),)).status == "passed"
+
+
 def test_samples_of_weights_of_which_one_is_not_zero(registry: Registry, ns: str) -> None:
     @registry.custom_op(f"{ns}::sample", mutates_args=(), tags=torch.Tag.nondeterministic_seeded)
     def sample(weights: Tensor) -> Tensor:
