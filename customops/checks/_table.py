@@ -27,6 +27,7 @@ from customops.checks import (
     layouts,
     modes,
     permutations,
+    pointwise,
     precision,
     schema,
     second_order,
@@ -36,6 +37,7 @@ from customops.checks import (
     threads,
     unchecked,
     vmap,
+    writes,
 )
 from customops.checks._trial import EFFORTS, Case, Effort, Trial
 
@@ -83,11 +85,16 @@ def everything(cases: Sequence[Case], effort: Effort) -> Iterable[Case]:
 
 
 def of_kinds(
-    *kinds: str, each: int | None = None, start: Selection = samples, also: Selection | None = None, **limits: int
+    *kinds: str,
+    each: int | None = None,
+    start: Selection = samples,
+    also: Selection | None = None,
+    **limits: int | None,
 ) -> Selection:
     """The samples (those that `start` picks), the inputs of these kinds, and what `also` picks.
 
-    At most `each` of a kind in a run that is not thorough; `limits` are kinds of which there may be others than `each`.
+    At most `each` of a kind in a run that is not thorough; `limits` are kinds of which there may be others than `each`,
+    None for all.
     """
 
     def select(cases: Sequence[Case], effort: Effort) -> Iterable[Case]:
@@ -253,23 +260,21 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
         ),
         "test_layouts": Check(
             layouts.check,
-            "strided inputs against contiguous ones, and what lies around them",
+            "strided inputs against contiguous ones",
             of_kinds("layout"),
             "quick",
             after=("test_schema", "test_determinism", "test_uninitialized_memory"),
         ),
         "test_writes": Check(
-            layouts.check_writes,
+            writes.check,
             "memory around tensors, and writes and aliases that the schema declares",
-            of_kinds("layout", "size", "dtype", "choice", "list", each=4),
+            of_kinds("layout", "size", "dtype", "choice", "list", each=4, layout=None),
+            "quick",
             after=("test_schema", "test_layouts"),
-        ),
-        "test_declared_writes": Check(
-            layouts.check_declared, "that what is declared as written is", after=("test_schema", "test_writes")
         ),
         "test_unchecked": Check(
             unchecked.check,
-            'calls with check="never" and with bypass=True against calls without',
+            "calls of an op with check= or bypass=True against calls that are checked",
             of_kinds("layout", "dtype", each=1),
             after=_CALL,
         ),
@@ -341,7 +346,7 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
             after=(*_CALL, "test_batches", "test_precision"),
         ),
         "test_pointwise": Check(
-            batches.check_pointwise, "ops tagged as pointwise, with one element of an input changed", after=_CALL
+            pointwise.check, "ops tagged as pointwise, with one element of an input changed", after=_CALL
         ),
         "test_symmetries": Check(
             symmetries.check,
@@ -467,7 +472,9 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
 
 #: Names of removed checks, and the check that replaces each. For one release, `skip=` and files of expected failures
 #: accept these names and ignore them.
-RETIRED: Mapping[str, str] = MappingProxyType({"test_first_calls": "test_state", "test_shapes": "test_faketensor"})
+RETIRED: Mapping[str, str] = MappingProxyType(
+    {"test_declared_writes": "test_writes", "test_first_calls": "test_state", "test_shapes": "test_faketensor"}
+)
 
 
 def checks_at(effort: Effort, trial: Trial) -> list[str]:

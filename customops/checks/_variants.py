@@ -179,18 +179,14 @@ def other_arguments(trial: Trial, effort: Effort) -> Iterator[Trial]:
 _PADDING = 1024  #: bytes before and after the elements; a multiple of the alignment of allocators
 
 
-def surrounded(
-    trial: Trial, byte: int, is_put: Callable[[str, torch.Tensor], bool] = lambda _name, _tensor: True
-) -> tuple[Trial, Callable[[], tuple[str, int] | None]]:
-    """A call with each tensor, or those that `is_put` picks, in a storage of its own, amid bytes of one value.
+def surrounded(trial: Trial, byte: int) -> tuple[Trial, Callable[[], str | None]]:
+    """A call with each tensor in a storage of its own, amid bytes of one value.
 
-    With it comes a function: around which argument was something written since, and how many elements have changed?
+    With it comes a function that returns the argument around which something was written since, if any.
     """
     bases: list[tuple[str, torch.Tensor, torch.Tensor]] = []  # name, bytes, where elements are
 
     def put(name: str, tensor: torch.Tensor) -> torch.Tensor:
-        if not is_put(name, tensor):
-            return tensor
         width = tensor.element_size()
         start, end = _memory.byte_range(tensor)
         base = torch.full((end - start + 2 * _PADDING,), byte, dtype=torch.uint8, device=tensor.device)
@@ -203,12 +199,8 @@ def surrounded(
         bases.append((name, base[: len(taken) * width].view(len(taken), width), taken))
         return inside
 
-    def written_outside() -> tuple[str, int] | None:
-        for name, whole, taken in bases:
-            count = int((whole[~taken] != byte).any(-1).sum())
-            if count:
-                return name, count
-        return None
+    def written_outside() -> str | None:
+        return next((name for name, whole, taken in bases if bool((whole[~taken] != byte).any())), None)
 
     return trial.map_tensors(put), written_outside
 

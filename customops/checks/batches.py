@@ -1,13 +1,10 @@
-"""test_batches, test_pointwise: an element of a result depends on its own elements of the inputs alone.
+"""test_batches: an element of a result depends on its own elements of the inputs alone.
 
 Which dimensions are batches is learnt. A group of dimensions, of one size and at most one of each tensor, is a batch
 if the operator, called with elements in another order, twice, or mixed with those of another call of the same size,
 gives each the result it had. Then the same has to hold for other sizes, beside powers of two and beyond usual blocks.
 An operator may depend on the size, as one that divides by it: a dimension counts only if two other sizes agree. Before
 a fault is reported, it has to be a batch for values of other scales and signs, too.
-
-Compilers fuse and split ops that are tagged as pointwise as they like. So one element of one input is changed: results
-may change where it is broadcast to, and nowhere else.
 """
 
 from __future__ import annotations
@@ -19,10 +16,10 @@ from dataclasses import dataclass, replace
 import torch
 
 from customops.checks._inputs import tensors_in
-from customops.checks._outcome import NotExercised, require
+from customops.checks._outcome import require
 from customops.checks._runs import Group, Results, attempt, difference, groups_of, steady_results, words_of
 from customops.checks._trial import Trial
-from customops.checks._variants import are_plain, other_scales
+from customops.checks._variants import other_scales
 from customops.checks.inputs.constants import constants_of
 from customops.checks.inputs.parts import is_integer
 
@@ -177,7 +174,7 @@ def _check_sizes(batch: _Batch) -> bool:
         if seconds > _SLOW or (size >= 1000 and seconds > _SLOW / 10):
             break
     # Right only at the sample's size is what depends on the size.
-    if differing and agreeing >= 2 and _is_believed(batch) and not _is_for_an_argument(batch, differing[0][0]):
+    if differing and agreeing >= 2 and _is_believed(batch):
         (size, name, how), *_ = differing
         arguments, dims = words_of(batch.trial, batch.group)
         raise batch.trial.fault(
@@ -189,21 +186,6 @@ def _check_sizes(batch: _Batch) -> bool:
             "number, an index that overflows, a broadcast tensor that is indexed as if it were whole",
         )
     return agreeing >= 2
-
-
-def _is_for_an_argument(batch: _Batch, size: int) -> bool:
-    """Does a size differ since it exceeds a number that was passed, as the k of the k largest?"""
-    index = torch.randint(batch.count, (size,), generator=torch.Generator().manual_seed(2))
-    for name, value in batch.trial.arguments.items():
-        if type(value) is not int or not batch.size <= value < size:
-            continue
-        changed = batch.trial.with_arguments(**{name: size + 1})
-        expected = attempt(changed)
-        other = None if expected is None else _learn(changed, batch.group, expected, _MANY_DRAWS)
-        actual = None if other is None else other.call(index)
-        if other is not None and actual is not None and other.difference(actual, index) is None:
-            return True
-    return False
 
 
 def _is_believed(batch: _Batch) -> bool:
@@ -261,38 +243,3 @@ def _check_integers(batch: _Batch) -> None:
                 got=f"element {element}, where {label} is smaller for the last one: {differs}",
                 fix="look at what is taken from the first element for all, or is largest among all",
             )
-
-
-def check_pointwise(trial: Trial) -> None:
-    require(torch.Tag.pointwise in trial.op.tags and not trial.is_builtin, "the operator is not tagged as pointwise")
-    trial = trial.detached()
-    require(are_plain(trial), "an input is not a plain strided tensor")
-    expected = steady_results(trial)
-    tried = False
-    for _, label, tensor in trial.named_tensors:
-        for place in (0, -1) if tensor.is_floating_point() and tensor.numel() > 1 else ():
-            at = torch.zeros(tensor.shape, dtype=torch.bool, device=tensor.device)
-            at.view(-1)[place] = True
-            changed = tensor.where(~at, tensor * 1.5 + 1)
-            for name, after in (attempt(trial.replaced({id(tensor): changed})) or {}).items():
-                before = expected[name]
-                try:
-                    others = ~at.expand(before.shape)
-                except (AttributeError, RuntimeError):  # a number, or of sizes to which the input is not broadcast
-                    continue
-                if after.shape != before.shape:
-                    continue
-                tried = True
-                found = difference(after[others], before[others], exact=True)
-                if found:
-                    raise trial.fault(
-                        "the operator is tagged as pointwise, and an element of the result depends on other elements",
-                        argument=label,
-                        expected=f"no change of {name} beside the place of the element that was changed",
-                        got=found,
-                        fix="leave out torch.Tag.pointwise",
-                    )
-    if not tried:
-        raise NotExercised(
-            "no input of floating point has several elements and the sizes of a result, but for broadcast"
-        )

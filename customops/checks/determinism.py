@@ -16,7 +16,6 @@ from customops.checks._outcome import NotExercised, require
 from customops.checks._runs import Results, attempt, compare, first_difference, require_comparable
 from customops.checks._trial import Trial
 from customops.checks._variants import other_arguments
-from customops.checks.inputs.constants import functions_of
 
 # ----------------------------------------------------------------------------------------------------------------------
 # test_determinism: results differ by randomness alone that torch governs and the schema tells of.
@@ -85,7 +84,7 @@ def check(trial: Trial) -> None:
 def _check_seed(trial: Trial, first: Results, other: Results) -> None:
     """What is tagged as random depends on the seed, if not with these values, numbers and choices, then with others."""
     takes_generator = any(argument.type.startswith("Generator") for argument in trial.schema.arguments)
-    if takes_generator or first_difference(other, first, exact=True) or not _draws(trial):
+    if takes_generator or first_difference(other, first, exact=True):
         return
     # Of weights of which one alone is not zero, there is one sample.
     equal = trial.map_tensors(lambda _, x: torch.ones_like(x) if x.is_floating_point() else x)
@@ -108,15 +107,6 @@ def _check_seed(trial: Trial, first: Results, other: Results) -> None:
 
 
 _FEW = 8  #: elements of results, which may be the same by chance
-
-#: In the names that code uses which draws random numbers.
-_RANDOM = ("rand", "generator", "default_rng", "bernoulli", "dropout", "philox", "seed", "normal_", "uniform")
-
-
-def _draws(trial: Trial) -> bool:
-    """Does the code of the kernels look as if it drew random numbers? (The tag does no harm where it does not.)"""
-    names = {name.lower() for function in functions_of(trial.kernels) for name in function.__code__.co_names}
-    return any(word in name for name in names for word in _RANDOM)
 
 
 def _check_advanced(given: Trial, names: list[str], first: Results) -> None:

@@ -1,38 +1,20 @@
-"""test_layouts, test_writes and test_declared_writes: where elements lie, what lies around them, what is written."""
+"""test_layouts: results do not depend on where elements lie.
+
+An input that is transposed, sliced, aligned otherwise, or a conjugate or negative view has the values of a contiguous
+tensor: both have to give the same results.
+"""
 
 from __future__ import annotations
 
-import functools
 import itertools
-from collections.abc import Callable, Iterator
-from typing import Any
 
 import torch
 
-from customops import _torch
-from customops._torch.schema import Tag
 from customops.checks import _memory
-from customops.checks._inputs import as_ordinary, is_ordinary, is_plain, tensors_in
-from customops.checks._outcome import NotExercised, SchemaCheckError, require
-from customops.checks._runs import attempt, call, compare, difference, results_in, steady_results
+from customops.checks._inputs import as_ordinary, is_ordinary
+from customops.checks._outcome import NotExercised, require
+from customops.checks._runs import attempt, compare, steady_results
 from customops.checks._trial import Trial
-from customops.checks._variants import (
-    are_plain,
-    can_surround,
-    is_about_storages,
-    like,
-    other_sizes,
-    reordered_values,
-    surrounded,
-)
-from customops.errors import CheckError
-
-# ----------------------------------------------------------------------------------------------------------------------
-# test_layouts: values do not depend on where elements lie, and what lies between and around them stays as it is.
-#
-# An input that is transposed, sliced, aligned otherwise, or a conjugate or negative view has the values of a contiguous
-# tensor: both have to give the same results. The bytes of a storage that are no elements of its view are nobody's: the
-# operator has to leave them, however it writes the view.
 
 #: Operators that read strides, or memory beyond a view, on purpose.
 _ABOUT_STRIDES = ("aten::as_strided", "aten::_reshape_alias", "aten::set_", "aten::resize", "prims::as_strided")
@@ -45,294 +27,23 @@ def check(trial: Trial) -> None:
     trial = trial.detached()
     strided = [(name, tensor) for name, _, tensor in trial.named_tensors if tensor.layout is torch.strided]
     arguments = dict.fromkeys(name for name, tensor in strided if not is_ordinary(tensor))
-    require(arguments or trial.mutated, "every tensor is contiguous, and none is written")
+    require(arguments, "every tensor is contiguous")
     expected = steady_results(
         trial.map_tensors(lambda _, x: x if x.layout is not torch.strided or x.is_quantized else as_ordinary(x))
     )
-    if arguments:
-        actual = attempt(trial)
-        if actual is None:
-            raise NotExercised("the operator does not take tensors of this layout")
-        compare(
-            trial,
-            actual,
-            expected,
-            "results depend on the layout of an input: other values than for the same values in contiguous tensors",
-            "the kernel takes memory for contiguous: call x.contiguous() first (for an argument that is written, copy "
-            "the result back), and make results by x.new_empty(x.shape), since torch.empty_like(x) has the strides of "
-            "x; or use x.stride() and x.storage_offset(); see resolve_conj() and resolve_neg() for lazy views",
-            argument=", ".join(arguments),
-            expected="the values of the call on contiguous tensors",
-            ties=True,
-            rounding=True,
-        )
-    written = trial.mutated
-    if not written:
-        return
-
-    def can_be_moved(name: str, tensor: torch.Tensor) -> bool:
-        is_alone = name in written and is_plain(tensor) and not tensor.is_conj()
-        return is_alone and tensor.numel() > 0 and not _memory.overlaps_itself(tensor)
-
-    moved, written_outside = surrounded(trial.copy(), 0x35, can_be_moved)
-    try:
-        call(moved)
-    except Exception:  # memory that is part of more: the operator need not take it
-        return
-    found = written_outside()
-    if found:
-        name, count = found
-        raise trial.fault(
-            "the operator writes memory that is not of the tensor it was given",
-            f"{count} elements outside of it are changed",
-            "write through the tensor, or use its strides, sizes and storage offset; a write of whole vectors needs a "
-            "narrower last one",
-            argument=name,
-            expected="elements of the storage outside of the view unchanged",
-        )
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# test_writes: what an operator writes and reads, byte by byte; and what its schema says of writes.
-#
-# test_schema says what is written without being declared. Here each tensor lies in a larger storage, amid bytes that
-# are one thing in one run and another in the next: the bytes have to stay, and the results must not depend on them.
-# What the schema declares is held against what happens: the return of the written tensor itself, an alias, sizes that
-# stay, and a version counter that autograd goes by.
-#
-# test_declared_writes: what the schema declares as written is written, in one of several calls with other values, as it
-# may depend on the data. It runs on samples alone: much of what is derived of them leaves nothing to write.
-
-
-def check_writes(trial: Trial) -> None:
-    trial.require_data()
-    if not are_plain(trial) or not any(tensor.numel() for tensor in trial.tensors):
-        raise NotExercised("no input is a plain strided tensor with elements")
-    require(not is_about_storages(trial), "the operator works on storages, not on the elements of tensors")
-    trial = trial.detached()
-    with torch.no_grad():
-        if can_surround(trial):
-            _judge_surroundings(trial)
-        if not trial.is_builtin:  # torch's own schemas are its own matter
-            for copy, before, outputs in _writing_calls(trial):
-                _judge_written(copy, before, outputs)
-            _judge_aliases(trial)
-
-
-def check_declared(trial: Trial) -> None:
-    trial.require_data()
-    if not any(tensor.numel() for tensor in tensors_in(trial.mutated)):
-        raise NotExercised("no argument with elements is declared as written")
-    if not all(tensor.numel() for tensor in trial.tensors):
-        raise NotExercised("an input has no elements, and there may be nothing to write")
-    if not are_plain(trial) or trial.is_builtin:
-        raise NotExercised("an input is not a plain strided tensor, or the operator is one of torch's own")
-    with torch.no_grad():
-        calls = [before for _, before, _ in _writing_calls(trial.detached())]
-    for same in zip(*calls, strict=True) if len(calls) > 3 else ():
-        label = same[0].label
-        if any(state.is_written for state in same) or _is_written_at_other_sizes(trial, label):
-            continue
-        if not any(map(functools.partial(_is_written_by, label), trial.samples)):
-            raise _error(
-                trial,
-                f"argument {label} is declared as written, and no call was seen to write it",
-                argument=label,
-                got=f"it was as before after {len(calls)} calls with other values",
-                fix="write the result to it, not to a copy such as x.contiguous() or x.to(...); or do not declare it",
-            )
-
-
-def _is_written_by(label: str, sample: Trial) -> bool:
-    """Does another sample write the argument? What is declared as written need not be by each call."""
-    name = label.partition("[")[0]
-    with torch.no_grad():
-        calls = [before for _, before, _ in _writing_calls(sample.detached())]
-    return any(each.is_written for states in calls for each in states if each.label.partition("[")[0] == name)
-
-
-def _is_written_at_other_sizes(trial: Trial, label: str) -> bool:
-    """Does a call of other sizes write the argument? Of two elements, both may be at the border."""
-    if min(size for _, each, x in trial.named_tensors if each == label for size in (3, *x.shape)) > 2:
-        return False
-    with torch.no_grad():
-        for other in other_sizes(trial.detached()):
-            calls = [before for _, before, _ in _writing_calls(other)]
-            if any(each.is_written for states in calls for each in states if each.label == label):
-                return True
-    return False
-
-
-def _judge_surroundings(trial: Trial) -> None:
-    kept = []  # so that memory an operator does not initialise is not what was around the input of another run
-    results = []
-    for byte in (0xFF, 0x3C, 0xFF, 0x3C):  # NaN, or -1; and a number
-        inside, written_outside = surrounded(trial, byte)
-        try:
-            outputs = call(inside)
-        except Exception:
-            return  # it does not take a tensor that does not start its storage
-        written = written_outside()
-        if written is not None:
-            name, _ = written
-            raise _error(
-                trial,
-                f"the operator writes memory outside of argument {name}",
-                argument=name,
-                got="bytes around the tensor, or between its elements, changed",
-                fix="go by the sizes and strides of the tensor; or write to a contiguous copy, and copy it back",
-            )
-        kept.append(inside)
-        results.append([*results_in(inside, outputs).values()])
-    found = difference(results[1], results[0], exact=True)
-    if found and not any(difference(results[i], results[i + 2], exact=True) for i in (0, 1)):
-        raise _error(
-            trial,
-            "the result depends on memory outside of the tensors that were passed",
-            got=f"with other bytes there: {found}",
-            expected="the same result",
-            fix="go by the sizes, the strides and the storage offset of each tensor, or call contiguous() on it first; "
-            "do not read past its end",
-        )
-
-
-def _writing_calls(trial: Trial) -> Iterator[tuple[Trial, list[_State], list[Any]]]:
-    """Calls until each tensor that is declared as written was: what was written before, and what was returned."""
-    idle = {state.label for state in _states(trial)}
-    for changed in itertools.islice(_likely_to_write(trial), 20):
-        if not idle:
-            return
-        copy = changed.copy()
-        before = _states(copy)
-        try:
-            outputs = copy.by_return(call(copy))
-        except Exception:
-            continue  # it does not take this value
-        for state in before:
-            state.compare()
-        idle -= {state.label for state in before if state.is_written}
-        yield copy, before, outputs
-
-
-def _likely_to_write(trial: Trial) -> Iterator[Trial]:
-    """Calls with other values, one of which should change what an operator writes."""
-    generator = torch.Generator().manual_seed(1)
-
-    def filled(fill: Callable[[torch.Tensor], torch.Tensor]) -> Trial:
-        return trial.map_tensors(lambda _, tensor: like(fill(tensor), tensor) if tensor.is_floating_point() else tensor)
-
-    def random(tensor: torch.Tensor) -> torch.Tensor:
-        return torch.randn(tensor.shape, generator=generator)
-
-    yield trial
-    yield reordered_values(trial)
-    for _ in range(6):
-        yield filled(lambda tensor: 3 * random(tensor))
-    for number in (0.0, 1.0, float("inf"), -1e4):
-        yield filled(functools.partial(torch.full_like, fill_value=number))
-    with_other_values = filled(random)
-    for argument in trial.schema.arguments:
-        value = trial.arguments.get(argument.name)
-        if isinstance(value, bool | float):
-            other: Any = not value if isinstance(value, bool) else 0.5
-            yield with_other_values.with_arguments(**{argument.name: other})
-
-
-class _State:
-    """A tensor of an argument that may be written, and what it was."""
-
-    def __init__(self, argument: str, label: str, tensor: torch.Tensor) -> None:
-        self.argument, self.label, self.tensor = argument, label, tensor
-        self.bits = _memory.bits(tensor).clone()
-        self.place, self.version = self._place(), _torch.autograd.version_of(tensor)
-
-    def _place(self) -> tuple[Any, ...]:
-        return self.tensor.shape, self.tensor.stride(), _torch.tensors.storage_id(self.tensor)
-
-    def compare(self) -> None:
-        """Compare with what it is after a call."""
-        is_same_version = _torch.autograd.version_of(self.tensor) == self.version
-        self.is_moved = self._place() != self.place  # to other sizes or strides, or another storage
-        self.is_written = self.is_moved or not torch.equal(_memory.bits(self.tensor), self.bits)
-        # Autograd may have saved it, and does not know that it was written.
-        self.is_unnoticed = self.tensor.is_floating_point() and is_same_version
-
-
-def _states(trial: Trial) -> list[_State]:
-    """The tensors with elements that the schema says are written."""
-    return [_State(*each) for each in trial.named_tensors if each[0] in trial.mutated and each[2].numel()]
-
-
-def _judge_written(trial: Trial, before: list[_State], outputs: list[Any]) -> None:
-    may_be_moved = any(tag in trial.op.tags for tag in (Tag.inplace_view, Tag.out))
-    for name, group in itertools.groupby([] if may_be_moved else before, lambda state: state.argument):
-        states = list(group)
-        if any(state.is_moved for state in states):
-            raise _error(
-                trial,
-                f"the operator changes the sizes, strides or storage of argument {name}",
-                argument=name,
-                expected="a written argument keeps them: compiled code goes by those it had before",
-                fix="write its elements, with copy_(); not set_(), resize_(), t_() or `x.data = ...`",
-            )
-        if any(state.is_written for state in states) and all(state.is_unnoticed for state in states):
-            raise _error(
-                trial,
-                f"autograd does not notice that argument {name} is written",
-                argument=name,
-                got="its version counter stays as it was: a backward that saved it uses the new values without an "
-                "error",
-                fix="call torch.autograd.graph.increment_version(x) where it is written by pointer, numpy or `.data`; "
-                "custom_op does so for the arguments of mutates_args",
-            )
-    # A written argument that the schema returns is the one that was passed.
-    returned = list(zip(trial.schema.returns, outputs, strict=False))
-    for argument, (i, (declared, output)) in itertools.product(trial.schema.mutated, enumerate(returned)):
-        passed = trial.arguments.get(argument.name)
-        is_declared = declared.alias is not None and declared.alias.write and argument.may_alias(declared)
-        if is_declared and isinstance(output, torch.Tensor) and output is not passed:
-            is_view = isinstance(passed, torch.Tensor) and _memory.share_memory(output, passed)
-            raise _error(
-                trial,
-                f"the schema returns argument {argument.name}, and the operator returns another tensor",
-                argument=argument.name,
-                got=f"output {i} is a {'view of it' if is_view else 'copy'}",
-                fix=f"return {argument.name} itself, after writing it",
-            )
-
-
-def _judge_aliases(trial: Trial) -> None:
-    """Is a view that the schema declares a view, if only for contiguous inputs?"""
-    calls = []
-    for copy in (trial.copy(), trial.map_tensors(lambda _, tensor: tensor.contiguous()).copy()):
-        try:
-            calls.append((copy, copy.by_return(call(copy))))
-        except Exception:
-            continue  # of the contiguous one: it wants another layout
-    for i, declared in enumerate(trial.schema.returns):
-        if declared.alias is None or declared.alias.write or not declared.alias.sets:
-            continue
-        sources = [argument.name for argument in trial.schema.arguments if argument.may_alias(declared)]
-        pairs = [
-            (output, [tensor for name in sources for tensor in tensors_in(copy.arguments.get(name))])
-            for copy, outputs in calls
-            for output in tensors_in(outputs[i])
-            if output.numel()
-        ]
-        is_view = any(
-            _memory.share_storage(output, tensor) or output.dtype != tensor.dtype
-            for output, inputs in pairs
-            for tensor in inputs
-        )
-        if pairs and not is_view:
-            raise _error(
-                trial,
-                "the schema declares a view of an argument, and the operator returns a copy",
-                argument=sources[0] if sources else None,
-                got=f"output {i} shares no memory with it",
-                fix="return a view; or leave the alias out of the schema: Tensor, not Tensor(a)",
-            )
-
-
-def _error(trial: Trial, problem: str, **fields: str | None) -> CheckError:
-    return SchemaCheckError(problem, op=trial.name, **fields)
+    actual = attempt(trial)
+    if actual is None:
+        raise NotExercised("the operator does not take tensors of this layout")
+    compare(
+        trial,
+        actual,
+        expected,
+        "results depend on the layout of an input: other values than for the same values in contiguous tensors",
+        "the kernel takes memory for contiguous: call x.contiguous() first (for an argument that is written, copy "
+        "the result back), and make results by x.new_empty(x.shape), since torch.empty_like(x) has the strides of "
+        "x; or use x.stride() and x.storage_offset(); see resolve_conj() and resolve_neg() for lazy views",
+        argument=", ".join(arguments),
+        expected="the values of the call on contiguous tensors",
+        ties=True,
+        rounding=True,
+    )

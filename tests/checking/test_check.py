@@ -20,7 +20,7 @@ from torch import Tensor
 import customops
 from customops import CustomOpDef, Registry, _torch
 from customops._cli.check import check_one, line_of
-from customops.checking import _check
+from customops.checking import _run
 from customops.checks import CHECKS, UsageError
 from customops.checks._inputs import alone
 from customops.checks._table import RETIRED
@@ -397,14 +397,14 @@ def test_what_was_left_out_is_in_the_verdict(
     op.register_fake(torch.empty_like)
     op.register_samples(lambda: [(torch.ones(2),)])
     assert customops.check(op, effort="quick", only="test_schema").complete
-    monkeypatch.setitem(_check._LATE, "quick", -1.0)
+    monkeypatch.setitem(_run._LATE, "quick", -1.0)
     report = customops.check(op, effort="quick", only=["test_schema", "test_writes"])
     assert report.incomplete == ("2 checks left out (-1 s): test_schema, test_writes",)
     assert not report.complete
     assert report.to_dict()["complete"] is False
     assert "nothing was tried, incomplete: 2 checks left out (-1 s) (" in str(report)
-    monkeypatch.setitem(_check._LATE, "quick", 10.0)
-    monkeypatch.setitem(_check._SLOW, "quick", -1.0)
+    monkeypatch.setitem(_run._LATE, "quick", 10.0)
+    monkeypatch.setitem(_run._SLOW, "quick", -1.0)
     report = customops.check(op, effort="quick")
     assert {text.partition(" left out")[0] for text in report.incomplete} >= {"inputs"}
     line = line_of(check_one(op, {"effort": "quick", "isolate": False}), 100)
@@ -422,7 +422,7 @@ def test_loading_counts_for_no_check(registry: Registry, ns: str, monkeypatch: p
         return load()
 
     monkeypatch.setattr(_torch.tensors, "fake_mode", load_slowly)
-    monkeypatch.setitem(_check._SLOW, "quick", 0.2)
+    monkeypatch.setitem(_run._SLOW, "quick", 0.2)
     op = registry.custom_op(f"{ns}::copy", torch.clone, schema="(Tensor x) -> Tensor", mutates_args=())
     op.register_fake(torch.empty_like)
     assert customops.check(op, [(torch.ones(2),)], effort="quick", only="test_faketensor", isolate=False).complete
@@ -436,7 +436,7 @@ def test_waiting_takes_no_processor_time(registry: Registry, ns: str, monkeypatc
         return x.clone()
 
     op = registry.custom_op(f"{ns}::waits", fn, mutates_args=())
-    monkeypatch.setitem(_check._SLOW, "quick", 0.2)
+    monkeypatch.setitem(_run._SLOW, "quick", 0.2)
     report = customops.check(op, [(torch.ones(2, 3),)], effort="quick", only="test_schema")
     assert report.complete, report
     assert report.seconds > 0.2

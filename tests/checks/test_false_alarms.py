@@ -72,6 +72,16 @@ def test_bits_of_negative_numbers_are_as_many_as_the_dtype_has(registry: Registr
     assert run_check("test_precision", ones, (torch.tensor([0, 1, 255, -1], dtype=torch.int32),)).status == "passed"
 
 
+def test_few_samples_may_be_the_same(registry: Registry, ns: str) -> None:
+    """One of two rows is drawn, from two seeds: often the same one."""
+
+    @registry.custom_op(f"{ns}::pick", mutates_args=(), tags=torch.Tag.nondeterministic_seeded)
+    def pick(x: Tensor) -> Tensor:
+        return x[torch.randint(len(x), ())].clone()
+
+    assert run_check("test_determinism", pick, (torch.rand(2, 1),)).status == "passed"
+
+
 def test_samples_of_weights_of_which_one_is_not_zero(registry: Registry, ns: str) -> None:
     @registry.custom_op(f"{ns}::sample", mutates_args=(), tags=torch.Tag.nondeterministic_seeded)
     def sample(weights: Tensor) -> Tensor:
@@ -102,17 +112,6 @@ def test_a_clamp_by_the_smallest_number_is_no_loss_of_precision(registry: Regist
         return x.abs().amax(-1).clamp(min=torch.finfo(x.dtype).tiny) / 127
 
     assert run_check("test_precision", scale, (torch.zeros(3, 4),)).status == "passed"
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-def test_what_the_smallest_number_of_a_dtype_gives_is_no_loss_of_precision(
-    registry: Registry, ns: str, dtype: torch.dtype
-) -> None:
-    @registry.custom_op(f"{ns}::level", mutates_args=(), differentiable=False)
-    def level(x: Tensor) -> Tensor:
-        return x.abs().clamp(min=torch.finfo(x.dtype).tiny).log()
-
-    assert run_check("test_precision", level, (torch.tensor([0.0, 1.0, 2.0, 0.0], dtype=dtype),)).status == "passed"
 
 
 def test_where_all_elements_tie_a_gradient_is_one_of_several(registry: Registry, ns: str) -> None:
@@ -233,16 +232,6 @@ def test_a_law_of_nearly_equal_numbers_is_none(registry: Registry, ns: str) -> N
 
     x = 999.7 + torch.rand(7, 3, generator=torch.Generator().manual_seed(1)) / 5
     assert run_check("test_symmetries", spread, (x,)).status != "failed"
-
-
-def test_lengths_say_how_many_elements_count(registry: Registry, ns: str) -> None:
-    @registry.custom_op(f"{ns}::sums", mutates_args=(), differentiable=False)
-    def sums(x: Tensor, lengths: Tensor, most: int = 4) -> Tensor:
-        inside = torch.arange(x.shape[1]) < lengths[:, None].clamp(max=most)
-        return x.where(inside, 0.0).sum(1)
-
-    for lengths in (torch.tensor([4, 4]), torch.tensor([100, 100])):
-        assert run_check("test_permutations", sums, (torch.rand(2, 4), lengths)).status != "failed"
 
 
 def test_the_last_of_many_is_as_the_first(registry: Registry, ns: str) -> None:
@@ -492,32 +481,6 @@ def test_a_rule_that_torch_refuses_to_batch(registry: Registry, ns: str) -> None
     assert run_check("test_vmap", unique, (torch.tensor([1, 2, 1]),)).status == "not exercised"
 
 
-def test_a_law_that_holds_nearly_is_none(registry: Registry, ns: str) -> None:
-    """After five steps of this filter, a hundred-thousandth of the start is left; after two, a hundredth."""
-
-    @registry.custom_op(f"{ns}::last", mutates_args=(), differentiable=False)
-    def last(x: Tensor, start: Tensor) -> Tensor:
-        y = start.clone()
-        for each in x:
-            y = 0.9 * each + 0.1 * y
-        return y
-
-    outcome = run_check("test_symmetries", last, (torch.arange(1.0, 6.0), torch.tensor(0.37)))
-    assert outcome.status != "failed", outcome
-
-
-def test_a_law_of_values_beside_a_threshold_is_none(registry: Registry, ns: str) -> None:
-    """None of these lies between a half of the threshold and it, where doubling tells."""
-
-    @registry.custom_op(f"{ns}::above", mutates_args=(), differentiable=False)
-    def above(x: Tensor) -> Tensor:
-        return (x > 0.5).to(x.dtype)
-
-    for values in ([-1.7, 2.2, -2.1, 0.245], [3.0, -0.1, 0.2, 1.5]):
-        outcome = run_check("test_symmetries", above, (torch.tensor(values, dtype=torch.float64),))
-        assert outcome.status != "failed", outcome
-
-
 def test_a_tensor_for_an_argument_without_a_gradient_is_constant(registry: Registry, ns: str) -> None:
     @registry.custom_op(f"{ns}::scaled", mutates_args=())
     def scaled(x: Tensor, by: Tensor) -> Tensor:
@@ -545,15 +508,15 @@ def test_what_two_elements_leave_alone_more_of_them_write(registry: Registry, ns
     def reads(x: customops.Mut[Tensor]) -> None:
         x.sum()
 
-    assert run_check("test_declared_writes", smooth_, (torch.rand(2),)).status == "passed"
-    assert run_check("test_declared_writes", reads, (torch.rand(2),)).status == "failed"
+    assert run_check("test_writes", smooth_, (torch.rand(2),)).status == "passed"
+    assert run_check("test_writes", reads, (torch.rand(2),)).status == "failed"
 
     @registry.custom_op(f"{ns}::put")
     def put(x: customops.Mut[Tensor], at: Tensor) -> None:
         x[at] = 1.0
 
     nothing = torch.tensor([], dtype=torch.int64)
-    assert run_check("test_declared_writes", put, (torch.rand(2), nothing)).status == "not exercised"
+    assert run_check("test_writes", put, (torch.rand(2), nothing)).status == "passed"
 
 
 def test_infinite_elements_beside_zeros_stay_what_they_are(registry: Registry, ns: str) -> None:
@@ -618,7 +581,7 @@ def test_what_is_declared_as_written_need_not_be_by_each_sample(registry: Regist
     def sample(mode: str) -> Any:
         return [torch.rand(3), torch.rand(2)], torch.zeros(1), mode
 
-    report = customops.check(step_, [sample("skip"), sample("run")], only="test_declared_writes")
+    report = customops.check(step_, [sample("skip"), sample("run")], only="test_writes")
     assert not report.failures, str(report)
 
     @registry.custom_op(f"{ns}::reads", differentiable=False)
@@ -626,9 +589,7 @@ def test_what_is_declared_as_written_need_not_be_by_each_sample(registry: Regist
         if not skip:
             x.sub_(y)
 
-    report = customops.check(
-        reads, [(torch.rand(2), torch.rand(2), s) for s in (True, False)], only="test_declared_writes"
-    )
+    report = customops.check(reads, [(torch.rand(2), torch.rand(2), s) for s in (True, False)], only="test_writes")
     assert {failure.error.argument for failure in report.failures} == {"y"}
 
 
@@ -662,39 +623,3 @@ def test_a_gradient_that_the_last_digits_decide(registry: Registry, ns: str) -> 
         factor = torch.randn(size, size, generator=numbers, dtype=torch.float64, requires_grad=True)
         x = torch.randn(size, generator=numbers, dtype=torch.float64, requires_grad=True)
         assert run_check("test_gradients", update, (factor, x)).status == status
-
-
-def test_elements_beyond_a_number_that_is_passed(registry: Registry, ns: str) -> None:
-    """All of five are among the hundred largest."""
-
-    def largest(x: Tensor, k: int) -> Tensor:
-        at = x.argsort(dim=1, descending=True, stable=True)[:, :k]
-        return torch.full_like(x, -math.inf).scatter(1, at, x.gather(1, at))
-
-    def define(name: str, fn: Any) -> Any:
-        return registry.custom_op(f"{ns}::{name}", fn, mutates_args=(), schema="(Tensor x, int k) -> Tensor")
-
-    def forgets(x: Tensor, k: int) -> Tensor:
-        return torch.cat([x[:, :128] * 2, x[:, 128:]], 1)
-
-    args = torch.randn(1, 5), 100
-    assert run_check("test_batches", define("largest", largest), args).status != "failed"
-    assert run_check("test_batches", define("forgets", forgets), args).status == "failed"
-
-
-def test_a_common_step_is_as_small_as_most_elements(registry: Registry, ns: str) -> None:
-    """Steps that go by a million are longer than the period."""
-
-    def sincos(x: Tensor) -> tuple[Tensor, Tensor]:
-        angle = math.pi * x.fmod(2.0)
-        return torch.sin(angle), torch.cos(angle)
-
-    op = registry.custom_op(f"{ns}::sincos", sincos, mutates_args=())
-
-    def backward(ctx: Any, of_sin: Tensor, of_cos: Tensor) -> Tensor:
-        sin, cos = op(ctx.x)
-        return math.pi * (of_sin * cos - of_cos * sin)
-
-    op.register_autograd(backward, setup_context=lambda ctx, inputs, output: setattr(ctx, "x", inputs[0]))
-    x = torch.tensor([0.5, 1.0, -1.5, 1e6], dtype=torch.float64, requires_grad=True)
-    assert run_check("test_gradients", op, (x,)).status != "failed"

@@ -8,14 +8,14 @@ from helpers.numeric_checks import Finds
 from torch import Tensor
 
 import customops
-from customops.checks import batches
+from customops.checks import pointwise
 
 POINTWISE = {"tags": (torch.Tag.pointwise,)}
 
 
 @pytest.fixture
 def op(registry: customops.Registry, ns: str) -> Finds:
-    return Finds(batches.check_pointwise, registry, ns)
+    return Finds(pointwise.check, registry, ns)
 
 
 def scaled_sum(x: Tensor, y: Tensor) -> Tensor:

@@ -262,7 +262,7 @@ def rounded_energy(name: str) -> Any:
 @right_op(
     why="`rfft` raises for some inputs, whatever their layout.",
     witness={
-        "checking/_check.py: Run._takes_contiguous": "inputs",
+        "checking/_faults.py: _takes_contiguous": "inputs",
     },
     sample=lambda: (rnd(3, 8).requires_grad_(), rnd(5, seed=1).abs()),
 )
@@ -359,7 +359,7 @@ def tagged_dropout(name: str) -> Any:
 @right_op(
     why="The op draws integers, and has the tag for that.",
     witness={
-        "checking/_check.py: Run._fault_of": "inputs",
+        "checking/_faults.py: fault_of_call": "inputs",
     },
     sample=lambda: (rnd(3, 8), 0.8),
 )

@@ -14,10 +14,10 @@ from customops import Tag, custom_op
     why="The schema declares that the result is a view.",
     witness={
         "checks/_outcome.py: torch_refuses": "test_aot_backward",
-        "checks/layouts.py: _judge_aliases": "test_writes",
+        "checks/writes.py: _judge_aliases": "test_writes",
         "checks/schema.py: _judge": "test_schema",
-        "checking/_check.py: Run._fault_of": "inputs",
-        "checking/_check.py: Run._takes_contiguous": "inputs",
+        "checking/_faults.py: fault_of_call": "inputs",
+        "checking/_faults.py: _takes_contiguous": "inputs",
     },
     sample=lambda: (rnd(3, 4),),
 )
@@ -39,7 +39,7 @@ def as_row(name: str):
     why="The op writes to its argument, and its gradient uses the new value.",
     witness={
         "checks/_derivatives.py: Ordinary.settle": "test_gradients",
-        "checks/layouts.py: _judge_written": "test_writes",
+        "checks/writes.py: _judge_written": "test_writes",
         "checks/faketensor.py: _compare": "test_faketensor",
         "checks/faketensor.py: _judge_wrong_call": "test_errors",
         "checks/gradients.py: _Relations.run": "test_gradients",
@@ -64,7 +64,7 @@ def exp_(name: str):
 @right_op(
     why="The op declares a write that the sample does not cause, because its values are below the peaks.",
     witness={
-        "checks/layouts.py: _likely_to_write.filled": "test_declared_writes",
+        "checks/writes.py: _likely_to_write.filled": "test_writes",
     },
     sample=lambda: (torch.full((4,), 10.0), torch.rand(4)),
 )
@@ -91,7 +91,7 @@ def raise_peaks(name: str) -> Any:
 @right_op(
     why="The op moves a position that it declares as written, so that a second call differs.",
     witness={
-        "checks/layouts.py: _judge_written": "test_writes",
+        "checks/writes.py: _judge_written": "test_writes",
     },
     sample=lambda: (torch.randn(4), torch.zeros((), dtype=torch.int64)),
 )

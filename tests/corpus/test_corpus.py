@@ -30,7 +30,7 @@ ORDINARY_FAULTS = (
     "annotated_mean",  # test_grad_modes
     "silu_with_gate",  # test_gradients
     "cell_index",  # test_kernels
-    "scale_blocks",  # test_layouts
+    "flat_negation",  # test_layouts
     "loss_and_slope",  # test_modes
     "lane_sum",  # test_permutations
     "centred",  # test_pointwise

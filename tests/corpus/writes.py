@@ -81,7 +81,7 @@ def behind(x: Tensor) -> int:
 @fault(
     kind="a write goes past the end of the argument",
     note="The kernel writes the last block of four in full, and scales elements behind a slice.",
-    found_by="test_layouts",
+    found_by="test_writes",
     sample=lambda: (torch.randn(8), 2.0),
 )
 def scale_blocks(name: str, broken: bool) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from helpers.projects import Project
 
-from customops.checking import _check
+from customops.checking import _run
 
 FEW = ("--customops-checks", "test_schema,test_faketensor")
 
@@ -207,6 +207,6 @@ def test_a_sample_that_the_op_refuses_is_a_fault_once(project: Project) -> None:
 
 
 def test_what_was_left_out_of_a_slow_op_is_said(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(_check._SLOW, "normal", -1.0)
+    monkeypatch.setitem(_run._SLOW, "normal", -1.0)
     said = project.run("--customops", f"{project.ops}.py", "--customops-ops", "*::double", *FEW, status=0)
     assert "NS::double[sample1-inputs]: incomplete: inputs left out (-1 s)" in said

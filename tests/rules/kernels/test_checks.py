@@ -30,7 +30,6 @@ def test_an_op_with_several_kernels_passes(registry: Registry, ns: str) -> None:
         customops.opcheck(several.op._opoverload, sample.args)
     report = customops.check(several.op)
     assert report.passed, report
-    assert "passed" in {result.status for result in report.by_check()["test_unchecked"]}
 
 
 def found(op: Any, *args: Any) -> CheckError:
