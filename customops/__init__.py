@@ -14,10 +14,10 @@ import torch as torch  # before all others: it may load a device that is made wi
 from customops import _versions as _versions  # first: it refuses a torch that is too old
 from customops import errors as errors
 from customops._dispatch.preference import prefer
-from customops._dispatch.scopes import Sample
 from customops._op.op import CustomOpDef
 from customops._op.registry import Registry
 from customops._op.registry import default as default_registry
+from customops._op.samples import Sample
 from customops._op.triton import triton_op, wrap_triton
 from customops._schema.annotations import Keys, Mut, SameAs
 from customops._schema.infer import infer_schema

@@ -9,19 +9,7 @@ registered.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    Concatenate,
-    Generic,
-    Literal,
-    Never,
-    ParamSpec,
-    Protocol,
-    TypedDict,
-    TypeVar,
-    overload,
-)
+from typing import Any, Concatenate, Literal, Never, ParamSpec, Protocol, TypedDict, TypeVar, overload
 
 import torch
 from torch import Tensor
@@ -122,16 +110,6 @@ class NothingRequired(Protocol):
 
 #: A callback of such an op may have no positional parameter.
 MayTakeNothing = OnlyKeywords | NothingRequired
-
-
-class HasSignature(Generic[P, R]):
-    """What type checkers ask for the op's parameters."""
-
-    if TYPE_CHECKING:
-
-        def _call(self, /, *args: P.args, **kwargs: P.kwargs) -> R: ...
-
-        def _replace_by(self, fn: Callable[P, R], /) -> None: ...
 
 
 class Decorator(Protocol[P, R]):

@@ -6,24 +6,27 @@ import functools
 import inspect
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from customops import _torch
+from customops import _describe, _torch
 from customops._codegen import bypass
 from customops._codegen.function import source_of
 from customops._codegen.lowering import Lowering
-from customops._describe import Described
 from customops._dispatch import fingerprint, names
-from customops._dispatch.callbacks import Fn, bind_kernel
+from customops._dispatch.callbacks import Fn, bind_kernel, completer
 from customops._dispatch.current_kernel import add_observable, observed_call, observers
 from customops._dispatch.names import Name, check_devices
 from customops._dispatch.operator import OperatorHandle, OpSpec, Options, remove
+from customops._dispatch.preference import prefer
 from customops._dispatch.registrations import Registration, Undo, lock
 from customops._dispatch.scopes import record_in_scope
+from customops._op.callback_types import P, R
 from customops._op.register import Register
+from customops._op.samples import Sample, samples_of
 from customops._rules import Rules
 from customops._schema.model import Schema
 from customops._schema.parse import has_signature, signature_of
@@ -31,6 +34,7 @@ from customops._torch.library import Library, OpOverload
 from customops.errors import (
     CustomOpsError,
     DefinitionError,
+    RegistrationError,
     UnknownAttributeError,
     UnregisteredError,
     cut,
@@ -40,10 +44,11 @@ from customops.errors import (
     name_of,
 )
 
-__tracebackhide__ = True  # pytest leaves the frames out
+if TYPE_CHECKING:
+    from customops._describe.description import Description
+    from customops._describe.explanation import Explanation
 
-P = ParamSpec("P")
-R = TypeVar("R")
+__tracebackhide__ = True  # pytest leaves the frames out
 
 #: What other interfaces call a method -> what it is here.
 _OTHER_NAMES = {
@@ -67,7 +72,7 @@ class _SignatureOfOp:
         return signature_of(op.schema)
 
 
-class CustomOpDef(Described[P], Register[P, R]):
+class CustomOpDef(Register[P, R]):
     """An operator: callable, and the object on which its rules are registered.
 
     `custom_op` makes it; `adopt` makes it for an op that was defined outside customops. A new registration replaces the
@@ -180,6 +185,33 @@ class CustomOpDef(Described[P], Register[P, R]):
         """Where the op was defined, and where its samples are: a helper may define the ops of a project."""
         return [self.source] if self._samples is None else [self.source, location_of(self._samples.fn)]
 
+    def describe(self) -> Description:
+        """Describe the op: its schema, kernels and rules, and what is missing for compilers, training and vmap.
+
+        Example:
+            >>> print(double.describe())
+            >>> double.describe().missing
+        """
+        return _describe.describe(self)
+
+    def explain(self, /, *args: P.args, **kwargs: P.kwargs) -> Explanation:
+        """Show which kernel a call with these arguments would run, and why, without running it.
+
+        The dispatch modes that are active in this thread are taken into account.
+
+        Returns:
+            An `Explanation`: one step for each dispatch key of the call, and the kernel that runs.
+
+        Raises:
+            ArgumentError: the arguments do not match the op's schema.
+            UnregisteredError: the op was unregistered.
+
+        Example:
+            >>> print(double.explain(torch.ones(2)))
+            >>> double.explain(torch.ones(2)).kernel.where
+        """
+        return _describe.explain(self, args, kwargs)
+
     def explain_call(self) -> str:
         """The Python code that runs between the dispatcher and the kernels in each call.
 
@@ -215,6 +247,70 @@ class CustomOpDef(Described[P], Register[P, R]):
         lowered: tuple[tuple[Any, ...], dict[str, Any]] = self._lowering.lower(*args, **kwargs)
         return lowered
 
+    # What is registered -------------------------------------------------------------------------------------------
+
+    @property
+    def reference(self) -> Fn | None:
+        """The plain function that was registered as the reference; None if there is none."""
+        found = self._rules.reference
+        return None if found is None else found.plain
+
+    @property
+    def out(self) -> Any:
+        """The op's out variant, a separate operator: ``op.out(*args, out=...)`` fills `out` and returns it.
+
+        `out` is a tensor with the shape, dtype and device of the result, or a tuple of such tensors. It is neither
+        resized nor cast. As in torch's functions, tensors that require grad raise.
+
+        Raises:
+            AttributeError: the op has no out variant. `register_out` defines one.
+        """
+        variant = self._rules.out_variant
+        if variant is None:
+            raise AttributeError(
+                f"{self._qualname} has no out variant: op.register_out(fn) makes it", name="out", obj=self
+            )
+        return variant
+
+    @entry
+    def samples(self) -> list[Sample]:
+        """The op's sample inputs, as for `pytest.mark.parametrize`. Each call creates new ones."""
+        return [*samples_of(self._samples.fn, self._qualname)] if self._samples is not None else []
+
+    # Kernels of a call --------------------------------------------------------------------------------------------
+
+    @entry
+    def prefer(self, *names: str) -> AbstractContextManager[None]:
+        """Context manager: prefer kernels of the op, by their names, in this thread, as `customops.prefer` does.
+
+        Raises:
+            RegistrationError: the op has no kernel of a name.
+
+        Example:
+            >>> with double.prefer("rows", "reference"):
+            ...     double(x)
+        """
+        variant = self._rules.out_variant
+        known = self._rules.kernel.names() + (variant._rules.kernel.names() if variant is not None else [])
+        for name in names or ("",):
+            if name not in known:
+                raise RegistrationError(
+                    f"the op has no kernel {name!r}" if name else "prefer() takes names of kernels",
+                    op=self._qualname,
+                    expected=f"some of {', '.join(dict.fromkeys(known))}",
+                    fix=did_you_mean(str(name), known),
+                )
+        return prefer({self._qualname: names})
+
+    @entry
+    def set_kernel_enabled(self, device_type: str, enabled: bool = True) -> AbstractContextManager[None]:
+        """Context manager that disables (or enables) the kernel of a device type.
+
+        While the kernel is disabled, the op's function runs instead. This applies to all threads. The earlier state is
+        restored on exit.
+        """
+        return self._rules.kernel.enabled(device_type, enabled)
+
     # Compilers --------------------------------------------------------------------------------------------------
 
     def _names_in_graphs(self) -> tuple[str, ...]:
@@ -240,6 +336,20 @@ class CustomOpDef(Described[P], Register[P, R]):
             operator.options.direct_in_graphs,
             *self._rules.traced(),
         )
+
+    @property
+    def _abstract_fn(self) -> Fn | None:
+        """What torch asks its own ops for to know whether they have a fake."""
+        return self._rules.fake.fn
+
+    def _flops(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
+        """Return the number of operations of a call of ``torch.ops``, or None if it is unknown."""
+        if self._functional is not None:
+            written = {argument.name for argument in self._definition.schema.mutated}
+            kwargs = {name: value for name, value in kwargs.items() if name not in written}
+            return self._functional._flops(args, kwargs)  # type: ignore[no-any-return]
+        given = completer(self._definition.schema)(args, kwargs)
+        return self._rules.flops.count(self._rules.reference, *given)
 
     # Lifetime ---------------------------------------------------------------------------------------------------
 

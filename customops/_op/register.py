@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import Any, Concatenate, Literal, Never, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, Never, overload
 
 import torch
 from torch import Tensor
 from typing_extensions import Unpack
 
 from customops import _torch
+from customops._autograd.layout import BackwardOptions, GradientOptions
 from customops._codegen.choice import taking
+from customops._codegen.lowering import Lowering
 from customops._dispatch.callbacks import Fn, bind
 from customops._dispatch.names import DeviceTypes, device_list
-from customops._dispatch.preference import prefer
+from customops._dispatch.operator import OperatorHandle, check_library
 from customops._dispatch.registrations import Registration, lock
-from customops._dispatch.scopes import Constraints, GradientIs, Sample, record_in_scope, samples_of, samples_with
+from customops._dispatch.scopes import record_in_scope
 from customops._op.callback_types import (
+    AnySetupContext,
     Decorator,
     F,
     Items,
@@ -35,14 +37,16 @@ from customops._op.callback_types import (
     ReturnsNumber,
     ReturnsTensor,
     Strategy,
+    TakesGradients,
     TakesModeAndCall,
     Vary,
     YieldsArguments,
 )
-from customops._op.formulas import RegisterFormulas
+from customops._op.samples import Constraints, GradientIs, Samples, samples_with, samples_with_out
+from customops._rules import Rules
 from customops._rules.compilers import When
 from customops._rules.fake import of_kernel
-from customops._rules.out import samples_with_out
+from customops._rules.reference import ReferenceOptions
 from customops._schema.model import Names
 from customops.errors import ArgumentError, RegistrationError, UnsupportedError, check_choice, did_you_mean, entries
 
@@ -50,95 +54,44 @@ __tracebackhide__ = True  # pytest leaves the frames out
 
 
 @entries
-class Register(RegisterFormulas[P, R]):
-    """The other ``register_*`` methods of `CustomOpDef`."""
+class Register(Generic[P, R]):
+    """The ``register_*`` methods of `CustomOpDef`."""
 
-    def _join_out(self) -> None:
-        """Give the out variant, if there is one, autocast and samples; inductor may call it in the place of the op."""
-        variant = self._rules.out_variant
-        if variant is not None:
-            variant._functional = self
-            self._rules.autocast.follow(variant._definition)
-            _torch.inductor.plan_with(self._definition.overload)
-            if self._samples is not None:
-                variant._samples = replace(self._samples, fn=functools.partial(samples_with_out, self))
+    if TYPE_CHECKING:  # what type checkers ask for the op's parameters
 
-    # Compilers --------------------------------------------------------------------------------------------------
+        def _call(self, /, *args: P.args, **kwargs: P.kwargs) -> R: ...
 
-    @overload
-    def register_decomposition(self, fn: None = None, /, *, when: When = "inductor", lib: Lib = None) -> Any: ...
-    @overload
-    def register_decomposition(self, fn: F, /, *, when: When = "inductor", lib: Lib = None) -> F: ...
-    def register_decomposition(self, fn: Fn | None = None, /, *, when: When = "inductor", lib: Lib = None) -> Any:
-        """Register plain torch code that replaces the op in compiled or exported graphs.
+        def _replace_by(self, fn: Callable[P, R], /) -> None: ...
 
-        Args:
-            fn: takes the arguments of the op, and computes its results with torch's own ops. It is called with tensors
-                without data. If it returns NotImplemented, the op is kept.
-            when: where the op is replaced. "inductor": in code compiled by inductor. "export": by
-                ``program.run_decompositions()`` of an exported program. A predicate on the op's arguments: in both, for
-                calls for which it returns True.
-            lib: the registration ends when this library is destroyed.
+    _owner: Any  #: an `Ops`
+    _qualname: str
+    _definition: OperatorHandle
+    _rules: Rules
+    #: The arguments of ``torch.ops`` of those of a call of the object.
+    lower: Callable[..., tuple[tuple[Any, ...], dict[str, Any]]]
+    #: What callbacks go through, of an op whose signature is not simply its schema.
+    _lowering: Lowering | None
+    _samples: Samples | None
+    #: Of an out variant, the op that it is one of.
+    _functional: Any = None
 
-        Raises:
-            UnsupportedError: the op mutates an argument, or does not return only new tensors.
-            RegistrationError: `when` has another value.
-            CallbackError: `fn` or the predicate cannot be called with the op's arguments.
+    def _register(self, lib: Lib, register: Callable[..., Registration], *args: Any) -> None:
+        """``register(*args)``; what it did ends with `lib`, or with the open scope of the registry."""
+        with lock:
+            if self._definition.removed is not None:
+                raise self._definition.removed
+            if lib is self._definition.library:
+                lib = None  # it ends with the op
+            if lib is not None:
+                check_library(lib, self._definition.name.namespace, self._qualname)
+            registration = register(*args)
+            ends_with_scope = record_in_scope(self._owner, registration)
+            if lib is not None:
+                registration.end_with(lib)
+            elif not ends_with_scope:
+                registration.keep()
 
-        Example:
-            >>> @double.register_decomposition
-            ... def _(x):
-            ...     return x + x
-            >>> double.register_decomposition(lambda x: x + x, when=lambda x: x.numel() < 1000)
-        """
-        if fn is None:
-            return functools.partial(self.register_decomposition, when=when, lib=lib)
-        decomposition = fn
-        if self._lowering is not None:
-            decomposition = self._lowering.kernel(fn, "decomposition")
-            if callable(when):
-                raise UnsupportedError(
-                    "when= cannot be a predicate for this op",
-                    op=self._qualname,
-                    argument="when",
-                    expected="an op whose parameters are one schema argument each",
-                    fix='when="inductor" or when="export"',
-                )
-        self._register(lib, self._rules.decomposition.register, decomposition, when)
-        return fn
-
-    @overload
-    def register_lowering(self, fn: None = None, /, *, lib: Lib = None) -> Any: ...
-    @overload
-    def register_lowering(self, fn: F, /, *, lib: Lib = None) -> F: ...
-    def register_lowering(self, fn: Fn | None = None, /, *, lib: Lib = None) -> Any:
-        """Register plain torch code from which inductor generates code instead of calling the op.
-
-        Inductor fuses that code with the code around it. Before that step the op is one node of the graph, so its
-        gradient formula, the tensors saved for backward, and pattern matching do not change.
-
-        Args:
-            fn: takes the arguments of the op, and computes its results with torch's own ops. It is called with tensors
-                without data that have the sizes, strides, dtypes and devices of those in the graph. If it returns
-                NotImplemented, the generated code calls the kernel.
-            lib: the registration ends when this library is destroyed.
-
-        Raises:
-            UnsupportedError: the op mutates an argument, or does not return only new tensors.
-            CallbackError: `fn` cannot be called with the op's arguments.
-
-        Example:
-            >>> @double.register_lowering
-            ... def _(x):
-            ...     return x + x if x.device.type == "cuda" else NotImplemented
-        """
-        if fn is None:
-            return functools.partial(self.register_lowering, lib=lib)
-        lowering = fn if self._lowering is None else self._lowering.kernel(fn, "lowering")
-        self._register(lib, self._rules.inductor_lowering.register, lowering)
-        return fn
-
-    # Kernels ----------------------------------------------------------------------------------------------------
+    # Kernels ------------------------------------------------------------------------------------------------------
 
     @overload
     def register_kernel(
@@ -226,37 +179,7 @@ class Register(RegisterFormulas[P, R]):
         self._register(lib, self._rules.kernel.register, devices, kernel, calls_torch, *options.values())
         return fn
 
-    def prefer(self, *names: str) -> AbstractContextManager[None]:
-        """Context manager: prefer kernels of the op, by their names, in this thread, as `customops.prefer` does.
-
-        Raises:
-            RegistrationError: the op has no kernel of a name.
-
-        Example:
-            >>> with double.prefer("rows", "reference"):
-            ...     double(x)
-        """
-        variant = self._rules.out_variant
-        known = self._rules.kernel.names() + (variant._rules.kernel.names() if variant is not None else [])
-        for name in names or ("",):
-            if name not in known:
-                raise RegistrationError(
-                    f"the op has no kernel {name!r}" if name else "prefer() takes names of kernels",
-                    op=self._qualname,
-                    expected=f"some of {', '.join(dict.fromkeys(known))}",
-                    fix=did_you_mean(str(name), known),
-                )
-        return prefer({self._qualname: names})
-
-    def set_kernel_enabled(self, device_type: str, enabled: bool = True) -> AbstractContextManager[None]:
-        """Context manager that disables (or enables) the kernel of a device type.
-
-        While the kernel is disabled, the op's function runs instead. This applies to all threads. The earlier state is
-        restored on exit.
-        """
-        return self._rules.kernel.enabled(device_type, enabled)
-
-    # Fake impl --------------------------------------------------------------------------------------------------
+    # Fake impl ----------------------------------------------------------------------------------------------------
 
     @overload
     def register_fake(self, fn: None = None, /, *, lib: Lib = None, allow_override: bool = True) -> Decorator[P, R]: ...
@@ -312,12 +235,183 @@ class Register(RegisterFormulas[P, R]):
         self._register(lib, self._rules.fake.register, fake, allow_override)
         return fn
 
-    @property
-    def _abstract_fn(self) -> Fn | None:
-        """What torch asks its own ops for to know whether they have a fake."""
-        return self._rules.fake.fn
+    # Gradients ----------------------------------------------------------------------------------------------------
 
-    # Out variant ------------------------------------------------------------------------------------------------
+    @overload
+    def register_autograd(
+        self, backward: None = None, /, *, setup_context: AnySetupContext[R] = None, lib: Lib = None,
+        **options: Unpack[BackwardOptions],
+    ) -> Callable[[TakesGradients], TakesGradients]: ...  # fmt: skip
+    @overload
+    def register_autograd(
+        self, backward: TakesGradients, /, *, setup_context: AnySetupContext[R] = None, lib: Lib = None,
+        **options: Unpack[BackwardOptions],
+    ) -> TakesGradients: ...  # fmt: skip
+    def register_autograd(
+        self, backward: Fn | None = None, /, *, setup_context: Fn | None = None, lib: Lib = None,
+        **options: Unpack[BackwardOptions],
+    ) -> Any:  # fmt: skip
+        """Register the gradient formula for reverse mode (backward).
+
+        Args:
+            backward: ``backward(ctx, *grads)``. It gets one gradient for each return, a list for a list of tensors. It
+                returns one gradient for each positional argument, then one for each keyword-only tensor: a tensor with
+                the shape of the argument, None, or a list of these; or it returns a dict of these by argument name.
+                Without `backward`, a decorator is returned.
+            setup_context: ``setup_context(ctx, inputs, output)`` saves what backward needs; it saves tensors with
+                ``ctx.save_for_backward``. For an op with keyword-only arguments it is
+                ``setup_context(ctx, inputs, keyword_only_inputs, output)``. Defaults are filled in.
+            lib: the registration ends when this library is destroyed.
+            nondiff_args: names of tensors that get no gradient, even if they require grad.
+            grads_of: names of mutated arguments whose new values have gradients. Backward gets these gradients after
+                those of the returns. By default none; all, for an op that returns nothing. (An in-place op returns the
+                argument that it mutates.)
+            originals: names of mutated arguments for which setup_context gets copies made before the mutation.
+            materialize_grads: if False, backward gets None, instead of zeros, for returns that were not used.
+            once_differentiable: if True, backward is not recorded by autograd, and a second derivative raises.
+
+        Raises:
+            RegistrationError: the op has ``torch.Tag.out``, or has no differentiable tensors.
+            CallbackError: the parameters of a callback do not match.
+
+        Example:
+            >>> double.register_autograd(lambda ctx, grad: grad * 2)
+        """
+        if backward is None:
+            return functools.partial(self.register_autograd, setup_context=setup_context, lib=lib, **options)
+        formula, setup = backward, setup_context
+        if self._lowering is not None:
+            options = self._lowering.options(options)
+            formula, setup = self._lowering.backward(backward, options), self._lowering.setup_context(setup_context)
+        self._register(lib, self._rules.autograd.register, formula, setup, options)
+        return backward
+
+    @overload
+    def register_jvp(
+        self, jvp: None = None, /, *, setup_context: AnySetupContext[R] = None, lib: Lib = None,
+        **options: Unpack[GradientOptions],
+    ) -> Callable[[TakesGradients], TakesGradients]: ...  # fmt: skip
+    @overload
+    def register_jvp(
+        self, jvp: TakesGradients, /, *, setup_context: AnySetupContext[R] = None, lib: Lib = None,
+        **options: Unpack[GradientOptions],
+    ) -> TakesGradients: ...  # fmt: skip
+    def register_jvp(
+        self,
+        jvp: Fn | None = None,
+        /,
+        *,
+        setup_context: Fn | None = None,
+        lib: Lib = None,
+        **options: Unpack[GradientOptions],
+    ) -> Any:
+        """Register the formula for forward mode: ``torch.func.jvp``, ``jacfwd``, ``linearize``, dual numbers.
+
+        Args:
+            jvp: ``jvp(ctx, *tangents)``. It gets one tangent for each input, in the order of `register_autograd`: a
+                list for a list of tensors, None for an input without a tangent. It returns one tangent for each return,
+                as ``autograd.Function.jvp`` does. Without `jvp`, a decorator is returned.
+            setup_context: as in `register_autograd`, but it saves tensors with ``ctx.save_for_forward``. If both
+                formulas have a setup_context, both are called.
+            lib: the registration ends when this library is destroyed.
+            **options: those of `register_autograd`.
+
+        Raises:
+            RegistrationError: the op has ``torch.Tag.out``, returns a view, or has no differentiable tensors.
+            CallbackError: the parameters of a callback do not match.
+
+        Example:
+            >>> double.register_jvp(lambda ctx, tangent: tangent * 2)
+        """
+        if jvp is None:
+            return functools.partial(self.register_jvp, setup_context=setup_context, lib=lib, **options)
+        formula, setup = jvp, setup_context
+        if self._lowering is not None:
+            formula, setup = self._lowering.jvp(jvp), self._lowering.setup_context(setup_context)
+            options = self._lowering.options(options)
+        self._register(lib, self._rules.autograd.register, formula, setup, options, "jvp")
+        return jvp
+
+    # The reference, and the number of operations ------------------------------------------------------------------
+
+    @overload
+    def register_reference(
+        self, fn: None = None, /, *, lib: Lib = None, **options: Unpack[ReferenceOptions]
+    ) -> Callable[[F], F]: ...
+    @overload
+    def register_reference(self, fn: F, /, *, lib: Lib = None, **options: Unpack[ReferenceOptions]) -> F: ...
+    def register_reference(
+        self, fn: Fn | None = None, /, *, lib: Lib = None, **options: Unpack[ReferenceOptions]
+    ) -> Any:
+        """Register a plain PyTorch function that computes the same results as the op, and the rules that it gives.
+
+        `customops.check` compares the kernels and gradients with the function. A rule that you register by hand,
+        before or after, takes precedence over a rule that the function gives. Registering another function replaces
+        this one with all rules that it gave.
+
+        Args:
+            fn: takes the arguments of the op, and returns what the op returns. It writes nothing: for an op that
+                writes, the new value of each written argument that is not returned follows, in the order of the schema.
+                The function of an op with ``Tag.out`` does not take the written arguments. Without `fn`, a decorator
+                is returned.
+            gives: the rules that the function gives. "fake": the fake impl. "gradients": the formulas of both modes,
+                of any order. "vmap": the batching rule. "flops": the number of floating-point operations. "kernel":
+                the kernel of devices without one. "inductor" and "export": the decomposition for this compiler. By
+                default the first four.
+            recompute: True: backward runs `fn` on the saved inputs and differentiates it. False: `fn` runs after the
+                kernel in the forward pass, and autograd keeps its intermediate results. For a random op, `fn` draws
+                the random numbers of the kernel again.
+            nondiff_args, grads_of: as in `register_autograd`. By default, an op that returns nothing has the gradients
+                of all written arguments.
+            lib: the registration ends when this library is destroyed.
+
+        Raises:
+            CallbackError: `fn` cannot be called with the op's arguments.
+            RegistrationError, DefinitionError: an option has an invalid value.
+            UnsupportedError: a rule of `gives` is not possible for the op.
+
+        Example:
+            >>> @rms_norm.register_reference
+            ... def _(x, weight, eps=1e-6):
+            ...     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight
+        """
+        known = [*ReferenceOptions.__annotations__]
+        for option in options:
+            if option not in known:
+                problem, fix = f"register_reference has no option {option!r}", did_you_mean(option, known)
+                raise RegistrationError(problem, op=self._qualname, expected=", ".join(["lib", *known]), fix=fix)
+        if fn is None:
+            return functools.partial(self.register_reference, lib=lib, **options)
+        function: Fn = fn
+        if self._lowering is not None:
+            options = self._lowering.options(options)
+            with_written = any(argument.is_mutated for argument in self._definition.schema.arguments)
+            function = self._lowering.function(fn, with_written=with_written, role="reference")
+        self._register(lib, self._rules.register_reference, function, options)
+        return fn
+
+    def register_flops(self, fn: Fn | None = None, /, *, lib: Lib = None) -> Any:
+        """Register the number of floating-point operations of a call.
+
+        `torch.utils.flop_counter` uses it. Without it, the operations of the reference are counted.
+
+        Args:
+            fn: takes the arguments of the op, and returns an int. Without it, a decorator is returned.
+            lib: the registration ends when this library is destroyed.
+
+        Raises:
+            CallbackError: `fn` cannot be called with the op's arguments.
+
+        Example:
+            >>> matmul.register_flops(lambda x, y: 2 * x.shape[0] * x.shape[1] * y.shape[1])
+        """
+        if fn is None:
+            return functools.partial(self.register_flops, lib=lib)
+        formula = fn if self._lowering is None else self._lowering.plain(fn, "formula")
+        self._register(lib, self._rules.flops.register, formula)
+        return fn
+
+    # Out variant --------------------------------------------------------------------------------------------------
 
     @overload
     def register_out(
@@ -369,24 +463,17 @@ class Register(RegisterFormulas[P, R]):
             self._join_out()
         return fn
 
-    @property
-    def out(self) -> Any:
-        """The op's out variant, a separate operator: ``op.out(*args, out=...)`` fills `out` and returns it.
-
-        `out` is a tensor with the shape, dtype and device of the result, or a tuple of such tensors. It is neither
-        resized nor cast. As in torch's functions, tensors that require grad raise.
-
-        Raises:
-            AttributeError: the op has no out variant. `register_out` defines one.
-        """
+    def _join_out(self) -> None:
+        """Give the out variant, if there is one, autocast and samples; inductor may call it in the place of the op."""
         variant = self._rules.out_variant
-        if variant is None:
-            raise AttributeError(
-                f"{self._qualname} has no out variant: op.register_out(fn) makes it", name="out", obj=self
-            )
-        return variant
+        if variant is not None:
+            variant._functional = self
+            self._rules.autocast.follow(variant._definition)
+            _torch.inductor.plan_with(self._definition.overload)
+            if self._samples is not None:
+                variant._samples = replace(self._samples, fn=functools.partial(samples_with_out, self))
 
-    # Autocast ---------------------------------------------------------------------------------------------------
+    # Autocast, vmap, modes, subclasses, sharding and effects ------------------------------------------------------
 
     def register_autocast(self, device_type: str, cast_inputs: torch.dtype, *, lib: Lib = None) -> None:
         """Under ``torch.autocast(device_type)``, cast floating-point inputs of the op to `cast_inputs`.
@@ -397,8 +484,6 @@ class Register(RegisterFormulas[P, R]):
             DefinitionError: the device type does not support autocast, or `cast_inputs` is not a dtype.
         """
         self._register(lib, self._rules.autocast.register, device_type, cast_inputs)
-
-    # vmap, modes and subclasses ---------------------------------------------------------------------------------
 
     @overload
     def register_vmap(self, func: None = None, *, lib: Lib = None) -> Callable[[ResultAndDims], ResultAndDims]: ...
@@ -483,7 +568,82 @@ class Register(RegisterFormulas[P, R]):
         """Mark the op as having a side effect (a member of torch's ``EffectType``), or as having none (None)."""
         self._register(None, self._rules.effect.register, effect)
 
-    # Samples ----------------------------------------------------------------------------------------------------
+    # Compilers ----------------------------------------------------------------------------------------------------
+
+    @overload
+    def register_decomposition(self, fn: None = None, /, *, when: When = "inductor", lib: Lib = None) -> Any: ...
+    @overload
+    def register_decomposition(self, fn: F, /, *, when: When = "inductor", lib: Lib = None) -> F: ...
+    def register_decomposition(self, fn: Fn | None = None, /, *, when: When = "inductor", lib: Lib = None) -> Any:
+        """Register plain torch code that replaces the op in compiled or exported graphs.
+
+        Args:
+            fn: takes the arguments of the op, and computes its results with torch's own ops. It is called with tensors
+                without data. If it returns NotImplemented, the op is kept.
+            when: where the op is replaced. "inductor": in code compiled by inductor. "export": by
+                ``program.run_decompositions()`` of an exported program. A predicate on the op's arguments: in both, for
+                calls for which it returns True.
+            lib: the registration ends when this library is destroyed.
+
+        Raises:
+            UnsupportedError: the op mutates an argument, or does not return only new tensors.
+            RegistrationError: `when` has another value.
+            CallbackError: `fn` or the predicate cannot be called with the op's arguments.
+
+        Example:
+            >>> @double.register_decomposition
+            ... def _(x):
+            ...     return x + x
+            >>> double.register_decomposition(lambda x: x + x, when=lambda x: x.numel() < 1000)
+        """
+        if fn is None:
+            return functools.partial(self.register_decomposition, when=when, lib=lib)
+        decomposition = fn
+        if self._lowering is not None:
+            decomposition = self._lowering.kernel(fn, "decomposition")
+            if callable(when):
+                raise UnsupportedError(
+                    "when= cannot be a predicate for this op",
+                    op=self._qualname,
+                    argument="when",
+                    expected="an op whose parameters are one schema argument each",
+                    fix='when="inductor" or when="export"',
+                )
+        self._register(lib, self._rules.decomposition.register, decomposition, when)
+        return fn
+
+    @overload
+    def register_lowering(self, fn: None = None, /, *, lib: Lib = None) -> Any: ...
+    @overload
+    def register_lowering(self, fn: F, /, *, lib: Lib = None) -> F: ...
+    def register_lowering(self, fn: Fn | None = None, /, *, lib: Lib = None) -> Any:
+        """Register plain torch code from which inductor generates code instead of calling the op.
+
+        Inductor fuses that code with the code around it. Before that step the op is one node of the graph, so its
+        gradient formula, the tensors saved for backward, and pattern matching do not change.
+
+        Args:
+            fn: takes the arguments of the op, and computes its results with torch's own ops. It is called with tensors
+                without data that have the sizes, strides, dtypes and devices of those in the graph. If it returns
+                NotImplemented, the generated code calls the kernel.
+            lib: the registration ends when this library is destroyed.
+
+        Raises:
+            UnsupportedError: the op mutates an argument, or does not return only new tensors.
+            CallbackError: `fn` cannot be called with the op's arguments.
+
+        Example:
+            >>> @double.register_lowering
+            ... def _(x):
+            ...     return x + x if x.device.type == "cuda" else NotImplemented
+        """
+        if fn is None:
+            return functools.partial(self.register_lowering, lib=lib)
+        lowering = fn if self._lowering is None else self._lowering.kernel(fn, "lowering")
+        self._register(lib, self._rules.inductor_lowering.register, lowering)
+        return fn
+
+    # Samples ------------------------------------------------------------------------------------------------------
 
     @overload
     def register_samples(
@@ -573,7 +733,3 @@ class Register(RegisterFormulas[P, R]):
             record_in_scope(self._owner, Registration(undo))
             self._join_out()
         return fn
-
-    def samples(self) -> list[Sample]:
-        """The op's sample inputs, as for `pytest.mark.parametrize`. Each call creates new ones."""
-        return [*samples_of(self._samples.fn, self._qualname)] if self._samples is not None else []

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from customops import _torch
 from customops._codegen.lowering import Lowering
-from customops._dispatch.callbacks import Fn, bind_kernel, filler
+from customops._dispatch.callbacks import Fn, bind_kernel
 from customops._dispatch.names import DeviceTypes, Name, check_devices
 from customops._dispatch.operator import OperatorHandle, OpSpec, Options
 from customops._dispatch.registrations import Registration, RegistrationGroup
@@ -612,20 +612,3 @@ class Allocates:
         outs = tuple(each.allocate() for each in expected)
         self.rule.variant._opoverload(*args, **kwargs, **dict(zip(self.names, outs, strict=True)))
         return outs[0] if len(outs) == 1 else outs
-
-
-# Samples --------------------------------------------------------------------------------------------------------------
-
-
-def samples_with_out(op: Any) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
-    """The samples of an op, a `CustomOpDef`, with tensors to write to: those of its out variant."""
-    variant, names, fill = op._rules.out_variant, out_names(op.schema), filler(op.schema)
-    for sample in op.samples():
-        lowered = op.lower(*sample.args, **sample.kwargs)
-        args, kwargs = _torch.tensors.tree_map(lambda x: x.detach() if isinstance(x, Tensor) else x, lowered)
-        if fill is not None:
-            args, kwargs = fill(args, kwargs)
-        results = op._opoverload(*args, **kwargs)
-        outs = map(torch.zeros_like, results if len(names) > 1 else (results,))
-        kwargs = kwargs | dict(zip(names, outs, strict=True))
-        yield (args, kwargs) if variant._lowering is None else variant._lowering.restored_call(*args, **kwargs)

@@ -20,9 +20,9 @@ from torch.utils.serialization import config
 from customops import _torch
 from customops._describe.render import seconds_per_call
 from customops._dispatch.current_kernel import observe
-from customops._dispatch.scopes import Sample
 from customops._op.op import CustomOpDef
 from customops._op.registry import default
+from customops._op.samples import Sample
 from customops.checks._inputs import copy_tensors, quiet
 from customops.checks._trial import Trial
 from customops.errors import ArgumentError, UnsupportedError, brief
