@@ -207,6 +207,18 @@ def brief(value: Any, limit: int = 80) -> str:
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
+def describe(value: Any) -> str:
+    """Return the type of a value, and of the items of a list or tuple."""
+    if isinstance(value, (list, tuple)):
+        items = ", ".join(describe(item) for item in value[:6]) + (", ..." if len(value) > 6 else "")
+        return f"{type(value).__name__} of {len(value)} ({items})"
+    if value is None:
+        return "None"
+    module = type(value).__module__
+    name = type(value).__qualname__
+    return name if module in ("builtins", "torch") else f"{module}.{name}"
+
+
 def name_of(fn: Callable[..., Any]) -> str:
     """The name a user would recognise `fn` by (``functools.partial`` and callable objects included)."""
     inner = innermost(fn)

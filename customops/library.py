@@ -16,7 +16,7 @@ from typing_extensions import Unpack
 from customops import _torch
 from customops._autograd.layout import BackwardOptions, GradientOptions
 from customops._dispatch.callbacks import Fn
-from customops._dispatch.names import DeviceTypes
+from customops._dispatch.devices import DeviceTypes
 from customops._op.callback_types import (
     AnySetupContext,
     Backward,

@@ -21,7 +21,7 @@ from customops import _torch
 from customops._codegen.function import ENTER, Source, as_tuple, fill, joined
 from customops._codegen.kernel import Emitter, Shape, any_requires_grad, emit_kernel_call, emit_version_bump
 from customops._dispatch.operator import OperatorHandle, OpSpec
-from customops._dispatch.results import CheckPolicy
+from customops._dispatch.options import CheckPolicy
 from customops._schema.model import Argument, Schema
 from customops._schema.types import ROWS, TypeRow, item_type
 

@@ -23,7 +23,8 @@ from customops._codegen.function import Source, as_dict, as_tuple, compile_on_fi
 from customops._dispatch.callbacks import Fn, in_python_form, is_altered, without_defaults
 from customops._dispatch.current_kernel import CurrentKernel
 from customops._dispatch.operator import OperatorHandle, OpSpec
-from customops._dispatch.results import CheckPolicy, alias_error, result_error, structure_check
+from customops._dispatch.options import CheckPolicy
+from customops._dispatch.results import alias_error, result_error, structure_check
 from customops._schema.model import Schema
 from customops._torch.schema import Tag
 from customops._torch.tensors import tensors_in

@@ -23,7 +23,6 @@ from torch.compiler import is_dynamo_compiling
 from customops import _torch
 from customops._codegen.function import ENTER, Source, as_dict, as_tuple, emit_parameters, fill
 from customops._dispatch.callbacks import Fn, bind, bind_kernel
-from customops._dispatch.results import describe
 from customops._schema.annotations import code
 from customops._schema.infer import is_part
 from customops._schema.model import REQUIRED, Argument, Schema, names_in
@@ -42,7 +41,17 @@ from customops._schema.structure import (
 )
 from customops._schema.types import hint_of
 from customops._versions import cached_property
-from customops.errors import ArgumentError, AutogradError, CallbackError, CustomOpsError, KernelError, brief, cut, where
+from customops.errors import (
+    ArgumentError,
+    AutogradError,
+    CallbackError,
+    CustomOpsError,
+    KernelError,
+    brief,
+    cut,
+    describe,
+    where,
+)
 
 # What generated functions call: tensors or numbers, and the errors for values that do not fit -------------------------
 

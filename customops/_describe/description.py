@@ -29,8 +29,7 @@ class Description(render.Shown):
         doc: the first line of the function's docstring.
         source: ``file:line`` of the definition.
         tags: the names of the tags.
-        options: the options that are not at their default, such as ``bypass=True``, whether set by the definition or
-            by `Registry.configure`.
+        options: the options of the definition that are not at their default, such as ``bypass=True``.
         rules: one entry for each kernel and rule, and for each of fake impl, backward, jvp and samples that is missing.
         supports: one entry for each feature of torch: whether it works, and if not, which call adds it.
         removed: True if the op was unregistered.
@@ -129,7 +128,7 @@ def doc_of(fn: Any) -> str:
 
 
 def _options(op: Any) -> tuple[str, ...]:
-    """What is not the default: as the op was defined, or as `Registry.configure` says."""
+    """Return the options that are not at their default."""
     spec, current = op._definition.spec, op._definition.options
     texts = {
         "bypass=True": current.bypass,

@@ -14,6 +14,7 @@ from customops._codegen import bypass
 from customops._describe import render
 from customops._describe.render import entry, filled, outlined, shorter_place
 from customops._describe.rules import Rule, Step, autograd_of_others, of_function, rules_of
+from customops._dispatch.call_errors import no_kernel
 from customops._dispatch.callbacks import completer
 from customops._dispatch.current_kernel import CurrentKernel
 from customops._dispatch.preference import here, names_for
@@ -232,7 +233,7 @@ class Route:
         return f", named {chosen.name}, one of {len(chooser.kernels)}{why}{reasons}"
 
     def _no_kernel(self, key: str) -> Step:
-        return Step(key, "raises", f"no kernel here; fix: {self.operator.no_kernel(key).fix}")
+        return Step(key, "raises", f"no kernel here; fix: {no_kernel(self.operator.qualname, key).fix}")
 
 
 def named(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:

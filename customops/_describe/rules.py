@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from customops import _torch
 from customops._dispatch.callbacks import Fn
-from customops._dispatch.names import _ANY_DEVICE
+from customops._dispatch.devices import ANY_DEVICE
 from customops._dispatch.preference import here, names_for
 from customops._rules.autocast import AutocastRule
 from customops._rules.choice import DEFAULT, REFERENCE, hidden_in, in_order
@@ -207,7 +207,7 @@ def _fake_of_others(qualname: str) -> str | None:
     if record is not None:
         return str(record.source)
     table = _torch.dispatcher.registered_at(qualname)
-    places = table.get("Meta") or table.get(_ANY_DEVICE) or table.get(_FOR_MANY[2])
+    places = table.get("Meta") or table.get(ANY_DEVICE) or table.get(_FOR_MANY[2])
     return places[0] if places else None
 
 

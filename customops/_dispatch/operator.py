@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import operator as operators
-import re
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,51 +13,22 @@ import torch
 from torch import Tensor
 
 from customops import _torch
+from customops._dispatch import call_errors
 from customops._dispatch.callbacks import Fn
 from customops._dispatch.current_kernel import CurrentKernel
-from customops._dispatch.names import DeviceTypes, Name
+from customops._dispatch.devices import DeviceTypes
+from customops._dispatch.names import Name
+from customops._dispatch.options import DEFAULTS, Options, check_policy
 from customops._dispatch.registrations import Undo, lock, nothing
-from customops._dispatch.results import CheckPolicy, check_policy
-from customops._schema.advice import may_be_none, part_with, type_of
 from customops._schema.model import ALL, Differentiable, Schema
-from customops._schema.parse import from_dispatcher, signature_of
+from customops._schema.parse import from_dispatcher
 from customops._schema.structure import Signature
 from customops._torch.library import Library, OpOverload
 from customops._torch.schema import Tag, for_dispatcher
 from customops._versions import cached_property
-from customops.errors import (
-    ArgumentError,
-    DefinitionError,
-    RegistrationError,
-    UnsupportedError,
-    brief,
-    did_you_mean,
-    first_line,
-    location_of,
-    user_stacklevel,
-)
+from customops.errors import DefinitionError, first_line, location_of, user_stacklevel
 
 __tracebackhide__ = True  # pytest leaves the frames out
-
-
-class Options(NamedTuple):
-    """How an op is called: what its definition says, until `Registry.configure` says something else."""
-
-    check: CheckPolicy = "always"
-    bypass: bool = False
-    eager: bool = False
-    #: May the code of a graph run the kernel without the dispatcher?
-    direct_in_graphs: bool = True
-    #: Do compilers choose among several kernels, while they trace? Else each call chooses.
-    choose_when_traced: bool = True
-
-    @property
-    def skip_dispatcher(self) -> bool:
-        """May calls of the object run the kernel without the dispatcher?"""
-        return self.bypass or self.eager
-
-
-DEFAULTS = Options()
 
 
 @dataclass(frozen=True)
@@ -186,8 +156,7 @@ class OperatorHandle:
         self.qualname: Final = spec.qualname
         self.schema: Final = spec.schema
         self.tags: Final = spec.tags
-        #: Those of the spec, or what they were configured to be.
-        self.options = spec.options
+        self.options: Final = spec.options
         self.differentiable: Final = spec.differentiable
         self.overload: Final = overload
         self.library: Final = library
@@ -478,82 +447,7 @@ class OperatorHandle:
 
     def explain(self, error: RuntimeError, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> None:
         """Raise, in the place of what a call of the op raised, what says more in fewer lines."""
-        text = str(error)
-        if text.startswith(f"Could not run '{self.qualname}' with arguments from the "):
-            raise self.no_kernel(text.split("'")[3]) from None
-        if not text.startswith((f"{self.qualname}() ", "Unknown keyword argument ")):
-            return
-        wrong = _WRONG_VALUE.match(text)
-        if wrong is None:
-            self._raise_if_misfit(args, kwargs or {})
-            return
-        wanted, path, found, value = wrong.groups()
-        expected = wanted
-        problem = f"Expected a value of type {wanted!r} for argument {path!r} but instead found type {found!r}"
-        # That is torch's text; for an op with a signature of its own, it is said in the words of that.
-        parts = (part_with(each.node, path) for each in self.spec.signature.parameters) if self.spec.signature else ()
-        part = next((each for each in parts if each is not None), None)
-        if part is not None:
-            problem, path = "an argument has a value that the signature does not allow", part.path
-            expected = type_of(part) + " | None" * may_be_none(part)
-        raise ArgumentError(
-            problem,
-            op=self.qualname,
-            argument=path,
-            expected=expected,
-            got=value if len(value) <= 80 else f"{value[:77]}...",
-            fix=_conversion(wanted, path, found),
-        ) from None
-
-    def _raise_if_misfit(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Raise for arguments that the op does not have, or that are missing."""
-        signature, positional = signature_of(self.schema), len(self.schema.positional)
-        try:
-            signature.bind(*args, **kwargs)
-            return
-        except TypeError as error:
-            problem = str(error)
-        names = [argument.name for argument in self.schema.arguments]
-        given = [*(brief(each, 30) for each in args), *(f"{name}={brief(each, 30)}" for name, each in kwargs.items())]
-        argument = next((name for name in kwargs if name not in names), None)
-        if argument is not None:
-            problem, fix = f"there is no argument {argument!r}", did_you_mean(argument, names)
-            left = [name for name in names[len(args) :] if name not in kwargs]
-            fix = fix or (f"did you mean {left[0]}?" if len(left) == 1 else f"leave {argument} out")
-        elif len(args) > positional:
-            problem = f"it takes {positional} by position, and {len(args)} were given"
-            argument = next((each.name for each in self.schema.keyword_only if each.name not in kwargs), None)
-            fix = (
-                f"{argument}={given[positional]}, by name"
-                if argument
-                else f"leave out {', '.join(given[positional : len(args)])}"
-            )
-        else:
-            argument = problem.rpartition("argument")[2].strip(": '")
-            fix = f"give {argument} once" if argument in kwargs else f"pass {argument}"
-        raise ArgumentError(
-            f"the arguments do not fit: {problem}",
-            op=self.qualname,
-            argument=argument,
-            expected=f"{self.name.name}{signature.replace(return_annotation=signature.empty)}".replace("'", ""),
-            got=f"{self.name.name}({', '.join(given)})",
-            fix=fix,
-        )
-
-    def no_kernel(self, backend: str) -> UnsupportedError:
-        """The error for tensors of a backend for which there is no kernel. It starts as torch's, which is 47 lines."""
-        devices = map(_torch.dispatcher.device_of_key, _torch.dispatcher.registered_at(self.qualname))
-        present = [each for each in devices if each is not None]
-        device = _torch.dispatcher.device_of_key(backend)
-        register = f'customops.impl("{self.qualname}", "{backend}", fn)'
-        if device is not None:
-            register = f'op.register_kernel("{device}", fn)'
-        return UnsupportedError(
-            f"Could not run '{self.qualname}' with arguments from the '{backend}' backend: it has no kernel there",
-            op=self.qualname,
-            expected=f"tensors on {' or '.join(present)}" if present else "some kernel",
-            fix=register + (f', or move the tensors to "{present[0]}"' if present else ""),
-        )
+        call_errors.explain(error, self.name, self.schema, self.spec.signature, args, kwargs or {})
 
     def newest_kernels(self) -> dict[str, Kernel]:
         """The kernel of ours that counts at each dispatch key, the keys above first."""
@@ -562,50 +456,6 @@ class OperatorHandle:
 
 
 _is_raw = operators.attrgetter("raw")
-
-#: What the dispatcher says to an argument of another type.
-_WRONG_VALUE = re.compile(
-    r".*Expected a value of type '(.+)' for argument '(\w+)' but instead found type '(.+)'\.\n.*\nValue: (.*)"
-)
-
-#: Types of the dispatcher that have the names of functions of Python that make such values.
-_MAKERS = ("int", "float", "bool", "str")
-
-
-def _conversion(wanted: str, name: str, found: str) -> str:
-    """What makes a value of the type that is wanted of one that was found."""
-    wanted = wanted.removeprefix("Optional[").removesuffix("]" * wanted.startswith("Optional["))
-    is_list, item = wanted.startswith("List["), wanted.removeprefix("List[").removesuffix("]")
-    if item == "Tensor":
-        make = "torch.as_tensor({})" if found not in ("str", "dict") else "a tensor"
-    elif item in _MAKERS:
-        is_number = found in (*_MAKERS, "Tensor", "list", "tuple") or "numpy" in found
-        make = ("{}.item()" if found == "Tensor" and not is_list else f"{item}({{}})") if is_number else f"a {item}"
-    else:
-        make = f"a value of type {item}"
-    if make.startswith("a "):
-        return f"pass {make}" if not is_list else f"pass a list, each item {make}"
-    if not is_list:
-        return make.format(name)
-    fits = found in (item, "int" if item == "float" else item)
-    return f"[{name}]" if fits else f"[{make.format('x')} for x in {name}]"
-
-
-def check_library(lib: Library | None, namespace: str, op: str) -> None:
-    """Raise unless an op, or registrations on it, can end with `lib`."""
-    if lib is None:
-        return
-    if not isinstance(lib, Library):
-        raise RegistrationError("lib= must be a torch.library.Library", op=op, got=brief(lib))
-    if not _torch.library.library_alive(lib):
-        raise RegistrationError("the library given as lib= has been destroyed", op=op)
-    if lib.ns != namespace:
-        raise RegistrationError(
-            "the library given as lib= is of another namespace than the op",
-            op=op,
-            got=f"a Library of namespace {lib.ns!r}",
-            fix=f'Library("{namespace}", "FRAGMENT")',
-        )
 
 
 def _define(name: Name, text: str, tags: tuple[torch.Tag, ...]) -> tuple[Library, OpOverload]:

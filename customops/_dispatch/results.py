@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal, cast, get_args
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,76 +13,14 @@ from customops._dispatch.callbacks import Fn
 from customops._schema.model import Argument, Return, Schema
 from customops._schema.types import ROWS, item_type
 from customops._torch.schema import Tag
-from customops.errors import AliasError, DefinitionError, KernelError, brief, where
+from customops.errors import AliasError, KernelError, describe, where
+
+__tracebackhide__ = True  # pytest leaves the frames out
 
 #: What makes a tensor of an array; a device adds its own.
 WRAPS = ["torch.from_numpy(result)"]
 
-# What the environment says of how ops are called: it is for who runs a program, so it counts most ---------------------
-
-_SWITCH = {"0": False, "1": True}
-
-#: For each option, the values that its variable may have.
-VALUES: dict[str, dict[str, Any]] = {
-    **{option: {each: each for each in ("always", "first", "never")} for option in ("check", "backend_check")},
-    "bypass": _SWITCH,
-    "eager": _SWITCH,
-    "direct_in_graphs": _SWITCH,
-    "choose_when_traced": _SWITCH,
-}
-
-
-def of_environment(option: str, op: str) -> Any:
-    """What the environment says of an option for an op, or None.
-
-    The variable has a value for all ops, values for the ops of namespaces, or both: ``"never,mylib=always"``. That of
-    the namespace counts more.
-
-    Raises:
-        DefinitionError: there is no such value.
-    """
-    variable = f"CUSTOMOPS_{option.upper()}"
-    text = os.environ.get(variable)
-    if not text:
-        return None
-    values = VALUES[option]
-    found: dict[str, Any] = {}
-    for part in filter(None, map(str.strip, text.split(","))):
-        namespace, equals, value = (each.strip() for each in part.rpartition("="))
-        if value not in values or (equals and not namespace):
-            raise DefinitionError(
-                f"the environment variable {variable} has an invalid value",
-                op=op,
-                expected=f"{expected(option)}; for one namespace: {op.partition('::')[0]}={next(iter(values))}",
-                got=brief(part),
-            )
-        found[namespace] = values[value]
-    return found.get(op.partition("::")[0], found.get(""))
-
-
-def expected(option: str) -> str:
-    """The values of a variable, for messages."""
-    *others, last = (f'"{each}"' for each in VALUES[option])
-    return f"{', '.join(others)} or {last}"
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Result checks of kernels and fakes: types and aliases, and the errors for results that do not fit
-
-__tracebackhide__ = True  # pytest leaves the frames out
-
-
-#: When a kernel's result is checked: each time, for the first call of each kernel, or not at all.
-CheckPolicy = Literal["always", "first", "never"]
-_POLICIES = get_args(CheckPolicy)
 _NUMBERS = ("int", "SymInt", "float", "bool", "Scalar")
-
-
-def check_policy(given: Any, op: str, option: str = "check") -> CheckPolicy:
-    """What ``check=`` and the environment say together."""
-    if given is not None and given not in _POLICIES:
-        raise DefinitionError("check= has an invalid value", op=op, expected=expected("check"), got=brief(given))
-    return cast(CheckPolicy, of_environment(option, op) or given or "always")
 
 
 #: Checks the result of a callback: ``(result, callback) -> result``.
@@ -145,17 +82,6 @@ def misfit(op: str, role: str, fn: Fn, returns: tuple[Return, ...], result: Any)
         where=where(fn),
         fix=fix,
     )
-
-
-def describe(value: Any) -> str:
-    if isinstance(value, (list, tuple)):
-        items = ", ".join(describe(item) for item in value[:6]) + (", ..." if len(value) > 6 else "")
-        return f"{type(value).__name__} of {len(value)} ({items})"
-    if value is None:
-        return "None"
-    module = type(value).__module__
-    name = type(value).__qualname__
-    return name if module in ("builtins", "torch") else f"{module}.{name}"
 
 
 def mutated_results(schema: Schema, tags: tuple[torch.Tag, ...]) -> Fn | None:

@@ -9,9 +9,10 @@ from typing import Any, Literal, TypedDict
 
 from customops._codegen.lowering import Lowering
 from customops._dispatch.callbacks import Fn, bind_kernel
-from customops._dispatch.names import DeviceTypes, Name
-from customops._dispatch.operator import OpSpec, Options
-from customops._dispatch.results import CheckPolicy, check_policy, of_environment
+from customops._dispatch.devices import DeviceTypes
+from customops._dispatch.names import Name
+from customops._dispatch.operator import OpSpec
+from customops._dispatch.options import CheckPolicy, Options, check_policy, of_environment
 from customops._schema.infer import mutates_args_names, read
 from customops._schema.model import Differentiable, Names, Schema, names_in
 from customops._schema.parse import check_nameless, parse

@@ -19,8 +19,10 @@ from customops._codegen.lowering import Lowering
 from customops._dispatch import fingerprint, names
 from customops._dispatch.callbacks import Fn, bind_kernel, completer
 from customops._dispatch.current_kernel import add_observable, observed_call, observers
-from customops._dispatch.names import Name, check_devices
-from customops._dispatch.operator import OperatorHandle, OpSpec, Options, remove
+from customops._dispatch.devices import check_devices
+from customops._dispatch.names import Name
+from customops._dispatch.operator import OperatorHandle, OpSpec, remove
+from customops._dispatch.options import Options
 from customops._dispatch.preference import prefer
 from customops._dispatch.registrations import Registration, Undo, lock
 from customops._dispatch.scopes import record_in_scope

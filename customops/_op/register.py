@@ -16,9 +16,9 @@ from customops._autograd.layout import BackwardOptions, GradientOptions
 from customops._codegen.choice import taking
 from customops._codegen.lowering import Lowering
 from customops._dispatch.callbacks import Fn, bind
-from customops._dispatch.names import DeviceTypes, device_list
-from customops._dispatch.operator import OperatorHandle, check_library
-from customops._dispatch.registrations import Registration, lock
+from customops._dispatch.devices import DeviceTypes, device_list
+from customops._dispatch.operator import OperatorHandle
+from customops._dispatch.registrations import Registration, check_library, lock
 from customops._dispatch.scopes import record_in_scope
 from customops._op.callback_types import (
     AnySetupContext,

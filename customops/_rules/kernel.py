@@ -20,7 +20,7 @@ from customops._codegen.kernel import kernel as generate_kernel
 from customops._dispatch import preference
 from customops._dispatch.callbacks import Fn, bind_kernel, filler
 from customops._dispatch.current_kernel import CurrentKernel
-from customops._dispatch.names import _ANY_DEVICE, DeviceTypes, check_devices, device_list
+from customops._dispatch.devices import ANY_DEVICE, DeviceTypes, check_devices, device_list
 from customops._dispatch.operator import OperatorHandle
 from customops._dispatch.registrations import Registration, Undo, lock, nothing
 from customops._dispatch.results import given
@@ -44,13 +44,7 @@ from customops._rules.out import Expected, asked, is_stub
 from customops._rules.reference import Reference
 from customops._torch.library import OpOverload
 from customops._torch.tensors import tensors_in
-from customops.errors import (
-    KernelError,
-    RegistrationError,
-    UnsupportedError,
-    user_stacklevel,
-    where,
-)
+from customops.errors import KernelError, RegistrationError, UnsupportedError, user_stacklevel, where
 
 log = logging.getLogger("customops")
 
@@ -305,7 +299,7 @@ class KernelRule(Rule[tuple[str | None, str], Alternative]):
             return functools.partial(self._uninstall_last, device_type)
         schema = operator.schema
         current = CurrentKernel(self._active(device_type), operator.qualname, device_type, schema, self._inspection)
-        key = _ANY_DEVICE if device_type is None else _torch.dispatcher.device_key(device_type)
+        key = ANY_DEVICE if device_type is None else _torch.dispatcher.device_key(device_type)
         kernel = generate_kernel(operator, current)
         others_write = bool(schema.mutated) and operator.library is None
         if not (schema.is_view or others_write):  # what calls it directly skips keys, which else have more to do

@@ -24,10 +24,11 @@ from torch import Tensor
 from customops import _torch
 from customops._codegen.lowering import Lowering
 from customops._dispatch.callbacks import Fn, bind_kernel
-from customops._dispatch.names import DeviceTypes, Name, check_devices
-from customops._dispatch.operator import OperatorHandle, OpSpec, Options
+from customops._dispatch.devices import DeviceTypes, check_devices
+from customops._dispatch.names import Name
+from customops._dispatch.operator import OperatorHandle, OpSpec
+from customops._dispatch.options import Options
 from customops._dispatch.registrations import Registration, RegistrationGroup
-from customops._dispatch.results import describe
 from customops._schema.model import Alias, Argument, Names, Return, Schema, tensor_names
 from customops._schema.structure import Group, Leaf, Node, Parameter, Signature, TupleForm
 from customops._schema.tags import normalize_tags
@@ -42,6 +43,7 @@ from customops.errors import (
     RegistrationError,
     UnregisteredError,
     UnsupportedError,
+    describe,
     innermost,
     user_source,
     where,

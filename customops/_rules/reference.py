@@ -19,12 +19,12 @@ from customops import _torch
 from customops._dispatch.callbacks import Fn, bind_kernel
 from customops._dispatch.operator import OperatorHandle
 from customops._dispatch.registrations import Undo, nothing
-from customops._dispatch.results import describe, given, mutated_results
+from customops._dispatch.results import given, mutated_results
 from customops._dispatch.rule import Rule
 from customops._schema.model import Names, Schema
 from customops._torch.schema import Tag
 from customops._torch.tensors import tensors_in
-from customops.errors import KernelError, RegistrationError, check_choice, where
+from customops.errors import KernelError, RegistrationError, check_choice, describe, where
 
 __tracebackhide__ = True  # pytest leaves the frames out
 

@@ -23,14 +23,13 @@ from customops._dispatch.callbacks import Fn, WithoutDefaults, bind_kernel, fill
 from customops._dispatch.operator import OperatorHandle
 from customops._dispatch.random_states import RandomStates
 from customops._dispatch.registrations import Registration, Undo
-from customops._dispatch.results import describe
 from customops._dispatch.rule import Rule
 from customops._rules.reference import Reference
 from customops._schema.model import Schema
 from customops._torch.schema import Tag
 from customops._torch.tensors import tensors_in
 from customops._versions import cached_property
-from customops.errors import DefinitionError, KernelError, UnsupportedError, brief, user_stacklevel, where
+from customops.errors import DefinitionError, KernelError, UnsupportedError, brief, describe, user_stacklevel, where
 
 __tracebackhide__ = True  # pytest leaves the frames out
 

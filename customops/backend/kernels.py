@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from customops import _torch
-from customops._dispatch.results import CheckPolicy, fits_type
+from customops._dispatch.options import CheckPolicy
+from customops._dispatch.results import fits_type
 from customops._rules.autocast import casting
 from customops._schema.parse import from_dispatcher
 from customops._torch.tensors import tensors_in

@@ -18,9 +18,9 @@ from customops._autograd.rule import AutogradRule
 from customops._codegen import kernel as codegen
 from customops._dispatch.callbacks import Fn, bind
 from customops._dispatch.names import RESERVED_NAMESPACES, Name, own_name
-from customops._dispatch.operator import OperatorHandle, OpSpec, Options
+from customops._dispatch.operator import OperatorHandle, OpSpec
+from customops._dispatch.options import Options, check_policy
 from customops._dispatch.registrations import Registration, lock
-from customops._dispatch.results import check_policy
 from customops._dispatch.scopes import record_in_scope
 from customops._op.op import CustomOpDef
 from customops._op.registry import default
