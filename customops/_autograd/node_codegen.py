@@ -31,7 +31,7 @@ from customops._autograd.layout import Formula, Layout, NodeInput, flatten, unfl
 from customops._codegen.function import Source, as_tuple, emit_parameters
 from customops._dispatch.callbacks import Fn
 from customops._dispatch.random_states import RandomStates
-from customops._torch.tensors import flat_items
+from customops._torch.trees import flat_items
 
 # apply: lists are flattened, the node is applied, and lists of results are made again ---------------------------------
 

@@ -21,14 +21,7 @@ from customops._autograd.context import (
 )
 from customops._autograd.gradient_checks import LEFT_OUT, GradientCheck, check_tangents
 from customops._autograd.inplace import Mutation, written_tangent
-from customops._autograd.layout import (
-    BackwardOptions,
-    Formula,
-    GradientOptions,
-    Layout,
-    flatten,
-    unflatten,
-)
+from customops._autograd.layout import BackwardOptions, Formula, GradientOptions, Layout, flatten, unflatten
 from customops._autograd.recompute import RecomputedFormula, draws_again
 from customops._codegen.function import source_of
 from customops._codegen.kernel import any_requires_grad, function_at
@@ -40,7 +33,7 @@ from customops._dispatch.results import mutated_results
 from customops._dispatch.rule import Rule
 from customops._schema.model import Names, Schema, tensor_names
 from customops._torch.schema import Tag
-from customops._torch.tensors import flat_items, tensors_in
+from customops._torch.trees import flat_items, tensors_in
 from customops.errors import (
     AutogradError,
     CallbackError,

@@ -20,7 +20,7 @@ from customops._dispatch.current_kernel import CurrentKernel
 from customops._dispatch.preference import here, names_for
 from customops._rules.choice import chooser_of
 from customops._torch.dispatcher import Entry
-from customops._torch.tensors import tensors_in
+from customops._torch.trees import tensors_in
 from customops.errors import ArgumentError, location_of, where
 
 #: Keys at which torch itself resolves something of a tensor, and goes on.

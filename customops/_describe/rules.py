@@ -14,8 +14,7 @@ from customops._rules.autocast import AutocastRule
 from customops._rules.choice import DEFAULT, REFERENCE, hidden_in, in_order
 from customops._rules.compilers import DecompositionRule, InductorLoweringRule
 from customops._rules.flops import FlopsRule
-from customops._rules.functionalization import EffectRule, TorchDispatchRule
-from customops._rules.kernel import RawRule
+from customops._rules.modes import EffectRule, RawRule, TorchDispatchRule
 from customops._rules.out import Allocates, Copies, is_stub
 from customops._rules.sharding import ShardingRule
 from customops._rules.vmap import _Strategy

@@ -130,7 +130,7 @@ def alias_error(
         outputs = [named for i, value in enumerate(result) for named in _labelled(f"return {i}", value)]
     for i, (label, output) in enumerate(outputs):
         for name, tensor in [*inputs, *outputs[:i]]:
-            if tensor is output or _torch.tensors.outputs_share_memory((tensor,), (output,)):
+            if tensor is output or _torch.memory.outputs_share_memory((tensor,), (output,)):
                 relation = "is" if tensor is output else "shares memory with"
                 return AliasError(
                     f"{label} {relation} {name}; an output may not alias an input or another output",

@@ -127,7 +127,7 @@ def samples_with_out(op: Any) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]
     variant, names, fill = op._rules.out_variant, out_names(op.schema), filler(op.schema)
     for sample in op.samples():
         lowered = op.lower(*sample.args, **sample.kwargs)
-        args, kwargs = _torch.tensors.tree_map(lambda x: x.detach() if isinstance(x, Tensor) else x, lowered)
+        args, kwargs = _torch.trees.tree_map(lambda x: x.detach() if isinstance(x, Tensor) else x, lowered)
         if fill is not None:
             args, kwargs = fill(args, kwargs)
         results = op._opoverload(*args, **kwargs)

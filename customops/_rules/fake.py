@@ -11,16 +11,11 @@ from customops import _torch
 from customops._dispatch.callbacks import Fill, Fn, bind_kernel, filler
 from customops._dispatch.operator import OpSpec
 from customops._dispatch.registrations import Registration, Undo
-from customops._dispatch.results import (
-    ResultCheck,
-    mutated_results,
-    result_error,
-    structure_check,
-)
+from customops._dispatch.results import ResultCheck, mutated_results, result_error, structure_check
 from customops._dispatch.rule import Rule
-from customops._rules.out import asking
+from customops._rules.expected import asking_fake
 from customops._torch.schema import Tag
-from customops._torch.tensors import tensors_in
+from customops._torch.trees import tensors_in
 from customops._versions import cached_property
 from customops.errors import (
     ArgumentError,
@@ -130,7 +125,7 @@ class FakeRule(Rule[None, Fn]):
         overload, op = operator.overload, operator.qualname
 
         def fake(*args: Any, **kwargs: Any) -> Any:
-            is_compiled = not asking.get() and _torch.dynamo.traced(overload, op)
+            is_compiled = not asking_fake.get() and _torch.dynamo.traced(overload, op)
             fn, (fill, check, mutated) = self.fn or self.default, self._by_schema
             if fill is not None:
                 args, kwargs = fill(args, kwargs)
@@ -178,7 +173,7 @@ def _for_compilers(error: Exception, op: str) -> Exception:
             error.where = _torch.dynamo.traced_call() or users_call()
             error.args = (error._message(),)
         return error
-    reads_data = _torch.tensors.reads_data(error)
+    reads_data = _torch.fakes.reads_data(error)
     frames = users_frames(error)
     if not frames or not (reads_data or type(error) in _FAULTS) or not _torch.dynamo.is_tracing():
         return error

@@ -8,15 +8,13 @@ rule and autocast of the functional op count for both; gradients go through the 
 
 from __future__ import annotations
 
-import contextlib
 import dis
 import inspect
 import types
 from collections.abc import Callable, Iterator, Sequence
-from contextvars import ContextVar
 from dataclasses import replace
-from operator import attrgetter, is_
-from typing import Any, Literal, NamedTuple
+from operator import is_
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -29,12 +27,12 @@ from customops._dispatch.names import Name
 from customops._dispatch.operator import OperatorHandle, OpSpec
 from customops._dispatch.options import Options
 from customops._dispatch.registrations import Registration, RegistrationGroup
+from customops._rules.expected import FACTS, Expected, ExpectedResults, split_call
 from customops._schema.model import Alias, Argument, Names, Return, Schema, tensor_names
 from customops._schema.structure import Group, Leaf, Node, Parameter, Signature, TupleForm
 from customops._schema.tags import normalize_tags
-from customops._torch.library import OpOverload
 from customops._torch.schema import Tag
-from customops._torch.tensors import tensors_in
+from customops._torch.trees import tensors_in
 from customops.errors import (
     AliasError,
     ArgumentError,
@@ -50,164 +48,6 @@ from customops.errors import (
 )
 
 __tracebackhide__ = True  # pytest leaves the frames out
-
-# What the results of a call will be, by the fake impl: shapes, strides, dtypes, devices -------------------------------
-
-#: So many results are remembered of an op, and so many accepted calls.
-_MOST, _MOST_ACCEPTED = 256, 8
-
-#: What of a call the fake impl may go by.
-Key = tuple[Any, ...]
-_FACTS = attrgetter("shape", "dtype", "device")
-
-#: Is a fake impl being asked by `asked`, and for no compiler?
-asking: ContextVar[bool] = ContextVar("customops.asking_fake", default=False)
-
-
-class Expected(NamedTuple):
-    """A tensor that is to come."""
-
-    shape: torch.Size
-    stride: tuple[int, ...]
-    dtype: torch.dtype
-    device: torch.device
-
-    @classmethod
-    def like(cls, tensor: Tensor) -> Expected:
-        return cls(tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
-
-    def allocate(self) -> Tensor:
-        return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=self.device)
-
-    def fits(self, tensor: Tensor) -> bool:
-        """Has a tensor this shape and dtype, on this device? (Strides are another matter.)"""
-        return tensor.shape == self.shape and tensor.dtype is self.dtype and tensor.device == self.device
-
-    def check(self, op: str, argument: str, out: Tensor) -> None:
-        """Raise unless an out tensor fits."""
-        if not self.fits(out):
-            raise ArgumentError(
-                "an out tensor does not match the result, and is neither resized nor cast",
-                op=op,
-                argument=argument,
-                expected=str(self),
-                got=str(Expected.like(out)),
-                fix=f'{argument}=torch.empty({tuple(self.shape)}, dtype={self.dtype}, device="{self.device}")',
-            )
-
-    def is_laid_out(self, tensor: Tensor) -> bool:
-        """Has a tensor of this shape these strides, where they matter?"""
-        given = tensor.stride()
-        if given == self.stride or 0 in self.shape:
-            return True
-        return all(n == 1 or a == b for n, a, b in zip(self.shape, given, self.stride, strict=True))
-
-    def __str__(self) -> str:
-        return f"a tensor of shape {tuple(self.shape)}, {self.dtype}, on {self.device}"
-
-
-class Foresight:
-    """Asks the fake impl of the op of a rule, once for all calls with the same shapes and numbers."""
-
-    def __init__(self, rule: OutRule) -> None:
-        self._rule = rule
-        self._known_of: Any = None
-        #: What is expected in calls, by the keys of their arguments.
-        self._known: dict[Key, tuple[Expected, ...]] = {}
-        #: The last calls whose out tensors were found to be as expected.
-        self._accepted: list[tuple[_torch.dispatcher.Guard, list[Any]]] = []
-
-    def _follow_fake(self) -> None:
-        fake = self._rule.op._rules.fake.fn
-        if fake is not self._known_of:
-            self.forget()
-            self._known_of = fake
-
-    def accepts(self, tensors: Sequence[Tensor], rest: list[Any]) -> bool:
-        """Was a call like this accepted? `tensors` are those of its arguments and its out tensors: see `_split`."""
-        self._follow_fake()
-        if True not in [tensor.is_nested for tensor in tensors]:  # a guard must not look at one
-            for looks_same, of_call in self._accepted:
-                if rest == of_call and looks_same(*tensors):
-                    return True
-        return False
-
-    def accept(self, tensors: Sequence[Tensor], rest: list[Any]) -> None:
-        """From now on `accepts` is true of calls like this."""
-        looks_same = _torch.dispatcher.exact_guard_of(tensors)
-        if looks_same is not None:
-            self._accepted = [(looks_same, rest), *self._accepted[: _MOST_ACCEPTED - 1]]
-
-    def of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Expected, ...] | None:
-        """What the results of a call will be, or None if the op has no fake impl.
-
-        Raises:
-            UnsupportedError: that depends on data.
-        """
-        self._follow_fake()
-        tensors, rest = _split(args, kwargs)
-        key: Key | None = None
-        found = None
-        with contextlib.suppress(RuntimeError, TypeError):  # of a layout without strides; of an argument without a hash
-            whole = (*((*_FACTS(tensor), tensor.stride()) for tensor in tensors), *rest)
-            found = self._known.get(whole)
-            key = whole
-        if found is None:
-            found = asked(self._rule.operator.overload, self._rule.operator.qualname, args, kwargs)
-            if key is not None and found is not None:
-                if len(self._known) >= _MOST:
-                    self._known.clear()
-                self._known[key] = found
-        return found
-
-    def forget(self) -> None:
-        """A fake impl may go by more than its arguments, which then is not what it was."""
-        self._known.clear()
-        self._accepted = []
-
-
-def _split(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[list[Tensor], list[Any]]:
-    """The tensors of a call, and whatever else the fake impl may go by: equal in calls that differ in tensors alone."""
-    tensors: list[Tensor] = []
-    rest = [torch.get_default_dtype(), *kwargs]
-    for value in (*args, *kwargs.values()):
-        if isinstance(value, Tensor):
-            tensors.append(value)
-            rest.append(Tensor)
-        elif isinstance(value, (list, tuple)):
-            tensors += [x for x in value if isinstance(x, Tensor)]
-            rest += (type(value), len(value), *(Tensor if isinstance(x, Tensor) else (type(x), x) for x in value))
-        else:
-            rest += (type(value), value)
-    return tensors, rest
-
-
-def asked(overload: OpOverload, op: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Expected, ...] | None:
-    """What the fake impl says of the tensors that a call returns, or None if the op has none.
-
-    Raises:
-        UnsupportedError: that depends on data.
-    """
-    if asking.get():  # a kernel runs in the place of the fake impl: there is none
-        return None
-    token = asking.set(True)
-    try:
-        with _torch.tensors.quiet_fakes():
-            results = _torch.tensors.call_on_fakes(overload, args, kwargs)
-    except (MissingFakeError, _torch.tensors.NoFakeImpl):
-        return None
-    except Exception as error:
-        if _torch.tensors.needs_data(error):
-            raise UnsupportedError(
-                "an out variant of an op whose result sizes depend on data: they are unknown before the call",
-                op=op,
-                fix="return tensors of the largest size, and the sizes",
-            ) from error
-        raise
-    finally:
-        asking.reset(token)
-    return tuple(map(Expected.like, tensors_in(results if isinstance(results, (list, tuple)) else (results,))))
-
 
 # The schema and the signature of an out variant: those of a functional op, and the tensors to write to ----------------
 
@@ -327,27 +167,27 @@ class Checked:
         self.keywords = [argument.name for argument in schema.keyword_only if argument.name in inplace]
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        names, foresight = self.names, self.rule.foresight
+        names, expected_results = self.names, self.rule.expected_results
         outs = [kwargs[name] for name in names]
         others = {}
         if len(kwargs) > len(names):
             others = {name: value for name, value in kwargs.items() if name not in names}
-        tensors, rest = _split(args, kwargs)
-        accepted, targets = foresight.accepts(tensors, rest), outs
+        tensors, rest = split_call(args, kwargs)
+        accepted, targets = expected_results.accepts(tensors, rest), outs
         if not accepted:
             check_given(self.op, names, outs)
-            expected = foresight.of(args, others) or tuple(map(Expected.like, outs))
+            expected = expected_results.of(args, others) or tuple(map(Expected.like, outs))
             if not all(map(Expected.fits, expected, outs)):
-                foresight.forget()
-                expected = foresight.of(args, others) or expected
+                expected_results.forget()
+                expected = expected_results.of(args, others) or expected
                 for name, each, out in zip(names, expected, outs, strict=True):
                     each.check(self.op, name, out)
             targets = [
                 out if each.is_laid_out(out) else each.allocate() for each, out in zip(expected, outs, strict=True)
             ]
             if all(map(is_, targets, outs)):
-                foresight.accept(tensors, rest)
-        if _torch.tensors.any_alias(args, others, (*outs,)):
+                expected_results.accept(tensors, rest)
+        if _torch.memory.any_alias(args, others, (*outs,)):
             targets = self._separate(args, others, outs, targets)
         elif accepted:
             return self.call_if_allocated(*args, **kwargs)
@@ -396,8 +236,8 @@ class Checked:
         others += tensors_in([each for name, each in kwargs.items() if name not in self.keywords])
 
         def is_read(out: Tensor) -> bool:
-            view = out.data_ptr(), *_FACTS(out), out.stride()
-            differs = (x for x in replaced if (x.data_ptr(), *_FACTS(x), x.stride()) != view)
+            view = out.data_ptr(), *FACTS(out), out.stride()
+            differs = (x for x in replaced if (x.data_ptr(), *FACTS(x), x.stride()) != view)
             return any(_overlap(out, x) for x in (*others, *differs))
 
         return [
@@ -408,7 +248,7 @@ class Checked:
 
 def _overlap(one: Tensor, other: Tensor) -> bool:
     """May two tensors have an element in common?"""
-    return _torch.tensors.overlap(one, other, one.data_ptr(), other.data_ptr())
+    return _torch.memory.overlap(one, other, one.data_ptr(), other.data_ptr())
 
 
 # The rule -------------------------------------------------------------------------------------------------------------
@@ -431,7 +271,7 @@ class OutRule:
 
     def bind(self, operator: OperatorHandle) -> None:
         self.operator = operator
-        self.foresight = Foresight(self)
+        self.expected_results = ExpectedResults(operator, lambda: self.op._rules.fake.fn)
 
     @property
     def is_there(self) -> bool:
@@ -578,7 +418,7 @@ class Copies:
                 )
         try:
             results = self.rule.operator.overload(*args, **kwargs)
-        except (MissingFakeError, _torch.tensors.NoFakeImpl):
+        except (MissingFakeError, _torch.fakes.NoFakeImpl):
             if self.role == "fake impl":
                 return returned
             raise
@@ -604,7 +444,7 @@ class Allocates:
         self.rule, self.names = rule, out_names(rule.operator.schema)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        expected = self.rule.foresight.of(args, kwargs)
+        expected = self.rule.expected_results.of(args, kwargs)
         if expected is None:
             raise MissingFakeError(
                 "only the out variant has a kernel, and no fake impl says which tensors to allocate",

@@ -52,7 +52,7 @@ class ShardedCall:
         fill = filler(schema)
         args, kwargs = fill(args, kwargs) if fill is not None else (args, kwargs)
         given = schema.by_name(args, kwargs)
-        found = filter(_torch.distributed.is_dtensor, _torch.tensors.tree_leaves(given))
+        found = filter(_torch.distributed.is_dtensor, _torch.trees.tree_leaves(given))
         self.mesh = next(_torch.distributed.spec_of(each).mesh for each in found)
         #: For each tensor: it, its spec, the argument that it is or is part of, and what to call it.
         self.given: list[Tensor] = []
@@ -280,7 +280,7 @@ class ShardingRule(Rule[None, FunctionRule]):
         try:
             found = _torch.distributed.call_on_fakes(self.operator.overload, *call.with_tensors(call.specs))
         except Exception as error:
-            if not _torch.tensors.needs_data(error):
+            if not _torch.fakes.needs_data(error):
                 raise
             raise UnsupportedError(
                 "a call with DTensors of an op whose results have sizes that depend on data",

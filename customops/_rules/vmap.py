@@ -27,7 +27,7 @@ from customops._dispatch.rule import Rule
 from customops._rules.reference import Reference
 from customops._schema.model import Schema
 from customops._torch.schema import Tag
-from customops._torch.tensors import tensors_in
+from customops._torch.trees import tensors_in
 from customops._versions import cached_property
 from customops.errors import DefinitionError, KernelError, UnsupportedError, brief, describe, user_stacklevel, where
 

@@ -23,7 +23,8 @@ from customops._torch.dispatcher import (
     transforms_active,
     without_torch_dispatch,
 )
-from customops._torch.tensors import known, tensors_in, tree_flatten, tree_leaves, tree_unflatten
+from customops._torch.fakes import known
+from customops._torch.trees import tensors_in, tree_flatten, tree_leaves, tree_unflatten
 
 _C: Any = torch._C
 

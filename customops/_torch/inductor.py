@@ -16,18 +16,11 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_leaves
 
 from customops._torch import hooks
-from customops._torch.dispatcher import call_plainly_in_trace, device_key
+from customops._torch.dispatcher import TorchDispatchMode, call_plainly_in_trace, device_key
+from customops._torch.fakes import known_to_differ, without_fresh_symbols
 from customops._torch.library import followed, torch_op_of
-from customops._torch.tensors import (
-    TorchDispatchMode,
-    is_lazy,
-    known_to_differ,
-    may_overlap,
-    memory_id,
-    tree_flatten,
-    tree_unflatten,
-    without_fresh_symbols,
-)
+from customops._torch.memory import is_lazy, may_overlap, memory_id
+from customops._torch.trees import tree_flatten, tree_unflatten
 
 #: Without: compile caches return what an earlier definition of an op was compiled to
 

@@ -375,7 +375,7 @@ class Loan:
         for tensor in tensors:
             if tensor.device.type != memory.name:
                 raise BufferError(f"memory of {tensor.device}")
-            key, (first, end) = _torch.tensors.storage_id(tensor), _extent(tensor)
+            key, (first, end) = _torch.memory.storage_id(tensor), _extent(tensor)
             _, low, high = spans.get(key, (tensor, first, end))
             spans[key] = tensor, min(low, first), max(high, end)
         copies = {}
@@ -388,7 +388,7 @@ class Loan:
                 there = memory.over(tensor.untyped_storage(), tensor.get_device())[low:high]
                 memory._move(memory.hooks.copy_to_host, there, host)
         for tensor in tensors:
-            storage, low = copies[_torch.tensors.storage_id(tensor)]
+            storage, low = copies[_torch.memory.storage_id(tensor)]
             self.shifts[id(tensor)] = shift = low // tensor.element_size()
             host = torch.empty(0, dtype=tensor.dtype, device="cpu")
             host.set_(storage, tensor.storage_offset() - shift, tensor.size(), tensor.stride())

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from customops import _torch
 from customops._schema.parse import from_dispatcher
-from customops._torch.tensors import tensors_in
+from customops._torch.trees import tensors_in
 from customops.backend import _compat
 from customops.backend.device_memory import HandleMemory, Loan
 from customops.backend.device_module import DeviceModule

@@ -271,7 +271,7 @@ def _report_of(run: Run, in_forks: bool, shown: bool | None) -> Report:
     """Make a run, with ``mylib::op [#####-----] 12/30 test_vmap`` on stderr, by default of terminals only."""
     is_shown = sys.stderr.isatty() if shown is None else shown
     last, before, width = 0.0, "", 0
-    _torch.tensors.fake_mode()  # loads, in seconds, what each fork would load for itself, and what no limit is to count
+    _torch.fakes.fake_mode()  # loads, in seconds, what each fork would load for itself, and what no limit is to count
     with alone():
         start = time.perf_counter()
         try:

@@ -156,10 +156,10 @@ def _chosen_in_trace(trial: Trial, chooser: Any, complete: Any) -> str | None:
     """The name of the kernel that a compiler chooses for these inputs, or None: it leaves that to the call."""
     if not chooser.operator.options.choose_when_traced:
         return None
-    with _torch.tensors.fake_mode() as mode, _torch.tensors.quiet_fakes():
+    with _torch.fakes.fake_mode() as mode, _torch.fakes.quiet_fakes():
         try:
             fake = trial.faked(mode)
-        except _torch.tensors.NoFakeTensor:
+        except _torch.fakes.NoFakeTensor:
             return None
         name: str | None = chooser.traced(*complete(fake.args, fake.kwargs))
         return name
@@ -247,7 +247,7 @@ def _devices(trial: Trial, expected: Results) -> Iterator[_Pair]:
         if actual is not None:
             problem = f"the operator has other results on {device} than on the CPU"
             fields = {"problem": problem, "expected": "the results on the CPU"}
-            on_cpu = _torch.tensors.tree_map(lambda x: x.cpu() if isinstance(x, torch.Tensor) else x, actual)
+            on_cpu = _torch.trees.tree_map(lambda x: x.cpu() if isinstance(x, torch.Tensor) else x, actual)
             yield replace(moved, rtol=rtol), on_cpu, expected, fields
 
 

@@ -56,7 +56,7 @@ def _is_limited(trial: Trial, group: Group) -> bool:
     if integers and (len(integers) < len(trial.distinct) or not {id(tensor) for tensor in integers} <= inside):
         return True
     size = trial.distinct[group[0][0]].shape[group[0][1]]
-    return any(type(n) is int and n == size for n in _torch.tensors.tree_leaves(list(trial.arguments.values())))
+    return any(type(n) is int and n == size for n in _torch.trees.tree_leaves(list(trial.arguments.values())))
 
 
 def _judge(trial: Trial, group: Group, dims: _Dims, expected: Results) -> CheckError | None:

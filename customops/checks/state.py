@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from customops import _torch
-from customops._rules.kernel import Inspection
+from customops._rules.inspection import Inspection
 from customops.checks import _memory
 from customops.checks._inputs import has_threads, tensors_in
 from customops.checks._outcome import NotExercised

@@ -138,7 +138,7 @@ def _is_believed(sample: Trial, agreeing: Sequence[Trial], broken: Trial, label:
     the same sizes, or equal, or larger.
     """
 
-    leaves = _torch.tensors.tree_leaves
+    leaves = _torch.trees.tree_leaves
 
     def parities(trial: Trial) -> list[tuple[int, ...]]:
         return [tuple(size % 2 for size in tensor.shape) for tensor in trial.tensors]

@@ -10,7 +10,7 @@ import cupy
 import torch
 from torch import Tensor
 
-from customops._torch.tensors import tensors_in
+from customops._torch.trees import tensors_in
 from customops.languages import Arguments
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -90,7 +90,7 @@ class Pair:
         assert self.save is not None
         values = self.schema.by_name(inputs, keyword_only_inputs or {})
         saved = self.save(self.inputs_type(*(values[a.name] for a in self.schema.arguments)), output)
-        leaves, spec = _torch.tensors.tree_flatten(saved)
+        leaves, spec = _torch.trees.tree_flatten(saved)
         ctx.save_for_backward(*(leaf for leaf in leaves if isinstance(leaf, Tensor)))
         ctx._legacy_saved = spec, [None if isinstance(leaf, Tensor) else (leaf,) for leaf in leaves]
         ctx._legacy_lengths = {name: len(value) for name, value in values.items() if isinstance(value, (list, tuple))}
@@ -106,14 +106,14 @@ class Pair:
                     got=f"{type(value).__name__}, output_differentiability={self.differentiable}",
                 )
             if not is_differentiable:
-                without += [leaf for leaf in _torch.tensors.tree_leaves(value) if isinstance(leaf, Tensor)]
+                without += [leaf for leaf in _torch.trees.tree_leaves(value) if isinstance(leaf, Tensor)]
         ctx.mark_non_differentiable(*without)
 
     def run_backward(self, ctx: Any, *grads: Any) -> tuple[Any, ...]:
         assert self.backward is not None
         spec, others = ctx._legacy_saved
         tensors = iter(ctx.saved_tensors)
-        saved = _torch.tensors.tree_unflatten([next(tensors) if other is None else other[0] for other in others], spec)
+        saved = _torch.trees.tree_unflatten([next(tensors) if other is None else other[0] for other in others], spec)
         gradients = self.backward(ctx, saved, *grads)
         self._check(gradients, ctx._legacy_lengths)
         return tuple(gradients.get(argument.name) for argument in self.schema.operands)
@@ -195,7 +195,7 @@ def missing_kernel(name: Name) -> Fn:
     op = str(name)
 
     def missing(*args: Any, **kwargs: Any) -> Any:
-        leaves = _torch.tensors.tree_leaves((args, kwargs))
+        leaves = _torch.trees.tree_leaves((args, kwargs))
         devices = {leaf.device.type for leaf in leaves if isinstance(leaf, Tensor)}
         device = min(devices - {"cpu"}, default="cpu")
         problem, fix = f"there is no {device} impl registered", f"@impl({op!r}, device_types={device!r})"

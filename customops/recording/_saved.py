@@ -140,7 +140,7 @@ _PLAIN = (type(None), bool, int, float, complex, str)
 def _encoded(value: Any) -> Any:
     """A value of a type of the dispatcher, as one that `torch.load` reads without running code."""
     if isinstance(value, Tensor):
-        if type(value) not in (Tensor, torch.nn.Parameter) or _torch.tensors.is_abstract(value):
+        if type(value) not in (Tensor, torch.nn.Parameter) or _torch.fakes.is_abstract(value):
             raise UnsupportedError("a tensor without data of its own, or of a subclass", got=type(value).__name__)
         return value.detach().requires_grad_(value.requires_grad)
     if isinstance(value, (list, tuple)):

@@ -200,7 +200,7 @@ def bucket(schema: Schema, keys: Sequence[Callable[..., Any]], args: Sequence[An
     looks = [(argument.name, _look(value, bool(keys))) for argument, value in given(schema, args, kwargs)]
     parts = [f"{name}={look}" for name, look in looks if look]
     for key in keys:
-        plain = _torch.tensors.tree_map(lambda x: int(x) if isinstance(x, torch.SymInt) else x, key(*args, **kwargs))
+        plain = _torch.trees.tree_map(lambda x: int(x) if isinstance(x, torch.SymInt) else x, key(*args, **kwargs))
         parts.append(f"key={plain!r}")
     return " ".join(parts).replace(" | ", " ")
 
