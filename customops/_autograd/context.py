@@ -11,8 +11,8 @@ from torch import Tensor
 
 from customops import _torch
 from customops._autograd.layout import Formula, Layout
-from customops._dispatch.callbacks import filler
 from customops._dispatch.random_states import RandomStates
+from customops._schema.defaults import filler
 from customops._schema.model import Schema, is_differentiable
 from customops._torch.trees import flat_items, tensors_in
 from customops.errors import AutogradError, UnsupportedError
@@ -199,8 +199,7 @@ def record_untracked(ctx: Any, inputs: Sequence[Any], known: Sequence[Any]) -> N
     """Record tensors kept on `ctx` without an autograd graph: a second derivative would take them for constants.
 
     `known` are those that have one, or need none: inputs as they were, and returns that are differentiable. To a
-    backward that is not differentiated itself the rest is as good as these. Another one gets an error instead of zeros:
-    see `Guarded`.
+    backward that is not differentiated itself the rest is as good as these. Another one gets an error: see `Guarded`.
     """
     without = ctx.non_differentiable or ()
     known_ids = {id(value) for value in known if isinstance(value, Tensor) and all(value is not x for x in without)}

@@ -18,7 +18,8 @@ from customops import _torch
 from customops._autograd.layout import Layout
 from customops._dispatch.callbacks import Fn
 from customops._dispatch.options import CheckPolicy
-from customops.errors import AutogradError, describe, where
+from customops._places import where
+from customops.errors import AutogradError, describe
 
 #: What a gradient is to be like. Of a tensor, `_torch.autograd.metadata`; of what has no gradient, None; a list of
 #: these for a list of tensors; LEFT_OUT for an input that a call has left at its default.

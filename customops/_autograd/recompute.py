@@ -19,9 +19,10 @@ from customops._autograd.context import NoTensors, flat_metadata, materialize_ze
 from customops._dispatch.callbacks import Fn, bind_kernel
 from customops._dispatch.operator import OperatorHandle
 from customops._dispatch.random_states import RandomStates, WatchDraws
+from customops._places import name_of, where
 from customops._schema.model import is_differentiable
 from customops._torch.trees import flat_items
-from customops.errors import AutogradError, CustomOpsError, UnsupportedError, name_of, where
+from customops.errors import AutogradError, CustomOpsError, UnsupportedError
 
 
 def derived_from(formula: Fn) -> Fn | None:

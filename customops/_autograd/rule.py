@@ -31,6 +31,7 @@ from customops._dispatch.operator import OperatorHandle
 from customops._dispatch.registrations import Registration, Undo, all_or_none, lock, nothing
 from customops._dispatch.results import mutated_results
 from customops._dispatch.rule import Rule
+from customops._places import where
 from customops._schema.model import Names, Schema, tensor_names
 from customops._torch.schema import Tag
 from customops._torch.trees import flat_items, tensors_in
@@ -42,7 +43,6 @@ from customops.errors import (
     RegistrationError,
     UnsupportedError,
     brief,
-    where,
 )
 
 __tracebackhide__ = True  # pytest leaves the frames out

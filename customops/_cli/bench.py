@@ -15,7 +15,7 @@ from customops import Library, _torch
 from customops._cli.screen import FINE, NOTHING, say, wrapped
 from customops._cli.targets import TARGET_HELP, Op, ops_of, trace
 from customops._describe.render import in_words, outlined, seconds_per_call, table, width_of_screen
-from customops._dispatch.callbacks import filler
+from customops._schema.defaults import filler
 from customops._schema.model import REQUIRED
 from customops._torch.trees import tensors_in
 from customops.checks._trial import Trial

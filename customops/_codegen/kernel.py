@@ -20,15 +20,17 @@ from torch.compiler import is_dynamo_compiling
 
 from customops import _torch
 from customops._codegen.function import Source, as_dict, as_tuple, compile_on_first_call, emit_parameters, fill, joined
-from customops._dispatch.callbacks import Fn, in_python_form, is_altered, without_defaults
+from customops._dispatch.callbacks import Fn
 from customops._dispatch.current_kernel import CurrentKernel
 from customops._dispatch.operator import OperatorHandle, OpSpec
 from customops._dispatch.options import CheckPolicy
 from customops._dispatch.results import alias_error, result_error, structure_check
+from customops._places import cut
+from customops._schema.defaults import in_python_form, is_altered, without_defaults
 from customops._schema.model import Schema
 from customops._torch.schema import Tag
 from customops._torch.trees import tensors_in
-from customops.errors import CustomOpsError, cut
+from customops.errors import CustomOpsError
 
 #: What templates refer to, in any function that calls a kernel.
 _OBJECTS: dict[str, Any] = {

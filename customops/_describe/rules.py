@@ -10,6 +10,7 @@ from customops import _torch
 from customops._dispatch.callbacks import Fn
 from customops._dispatch.devices import ANY_DEVICE
 from customops._dispatch.preference import here, names_for
+from customops._places import location_of, name_of, where
 from customops._rules.autocast import AutocastRule
 from customops._rules.choice import DEFAULT, REFERENCE, hidden_in, in_order
 from customops._rules.compilers import DecompositionRule, InductorLoweringRule
@@ -19,7 +20,6 @@ from customops._rules.out import Allocates, Copies, is_stub
 from customops._rules.sharding import ShardingRule
 from customops._rules.vmap import _Strategy
 from customops._torch.schema import Tag
-from customops.errors import location_of, name_of, where
 
 #: How something came to be there: registered by the user, defined with the op, derived by customops from what else is
 #: there, or put into the dispatcher by others.

@@ -8,18 +8,19 @@ from typing import Any
 import torch
 
 from customops import _torch
+from customops._places import name_of
 from customops._schema.model import Schema
-from customops.errors import DefinitionError, RegistrationError, brief, did_you_mean, name_of
+from customops.errors import DefinitionError, RegistrationError, brief, did_you_mean
 
 DeviceTypes = str | Sequence[str] | None
-#: Where the kernel for "every other device" goes: it serves all backends, and is below autograd.
+#: The dispatch key of the kernel for "every other device": it serves all backends, and is below autograd.
 ANY_DEVICE = "CompositeExplicitAutograd"
-#: Device types that are named in messages.
+#: The device types that messages name.
 _KNOWN = ("cpu", "cuda", "xpu", "mps", "hpu", "mtia", "xla", "meta")
 
 
 def check_devices(device_types: DeviceTypes, schema: Schema, op: str) -> tuple[str | None, ...]:
-    """`device_list`; raise also where nothing in the op's arguments says which device's kernel to run."""
+    """Return `device_list`; raise if no argument of the op determines the device."""
     devices = device_list(device_types, op)
     if devices != (None,) and not schema.tensors and schema.device_argument is None:
         raise DefinitionError(
@@ -33,7 +34,7 @@ def check_devices(device_types: DeviceTypes, schema: Schema, op: str) -> tuple[s
 
 
 def device_list(device_types: DeviceTypes, op: str) -> tuple[str | None, ...]:
-    """The device types, or their dispatch keys, as a checked tuple; (None,) is every device, as torch's "default"."""
+    """Return device types, or their dispatch keys, as a checked tuple; (None,) is every device, as "default" is."""
     if device_types is None:
         return (None,)
     given: tuple[Any, ...] = (device_types,)
@@ -54,7 +55,7 @@ def device_list(device_types: DeviceTypes, op: str) -> tuple[str | None, ...]:
 
 
 def dispatch_keys(types: str | Iterable[str], op: str) -> tuple[str, ...]:
-    """The dispatch keys that are meant by keys, device types or "default"."""
+    """Return the dispatch keys for keys, device types or "default"."""
     types = tuple(types) if isinstance(types, Iterable) and not isinstance(types, str) else (types,)
     if not types:
         raise RegistrationError("no dispatch key is given", op=op, argument="types", fix='"default" is every device')

@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 import torch
 
 from customops import _torch
+from customops._places import name_of
 from customops._torch.library import OpOverload, OpOverloadPacket
-from customops.errors import DefinitionError, RegistrationError, brief, did_you_mean, name_of
+from customops.errors import DefinitionError, RegistrationError, brief, did_you_mean
 
 __tracebackhide__ = True  # pytest leaves the frames out
 
@@ -75,7 +76,7 @@ class Name(_Parts):
         return cls(namespace, name, overload)
 
     def check_new(self) -> None:
-        """Raise DefinitionError if no op can be defined by this name, or none that could be found by it."""
+        """Raise DefinitionError if no op of this name can be defined, or found in ``torch.ops``."""
         problem = _torch.schema.name_problem(self)
         if problem is not None:
             problem = f"an op cannot have this name: {problem}"
@@ -86,7 +87,7 @@ class Name(_Parts):
 
 
 def own_name(text: str) -> Name:
-    """The name for an op to be defined."""
+    """Return the checked name of an op that is to be defined."""
     name = Name.parse(text)
     if name.namespace in RESERVED_NAMESPACES:
         raise DefinitionError(
@@ -107,7 +108,7 @@ def exists(name: Name) -> bool:
 
 
 def find_op(op: Any) -> OpOverload:
-    """The overload that a user means by an OpOverload, a packet, a name, or torch's own CustomOpDef."""
+    """Return the overload for an OpOverload, a packet, a name, or torch's own CustomOpDef."""
     overload = getattr(op, "_opoverload", op)
     if isinstance(overload, OpOverload):
         return overload

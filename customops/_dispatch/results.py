@@ -10,14 +10,15 @@ from torch import Tensor
 
 from customops import _torch
 from customops._dispatch.callbacks import Fn
+from customops._places import where
 from customops._schema.model import Argument, Return, Schema
 from customops._schema.types import ROWS, item_type
 from customops._torch.schema import Tag
-from customops.errors import AliasError, KernelError, describe, where
+from customops.errors import AliasError, KernelError, describe
 
 __tracebackhide__ = True  # pytest leaves the frames out
 
-#: What makes a tensor of an array; a device adds its own.
+#: Calls that make a tensor of an array; a device adds its own.
 WRAPS = ["torch.from_numpy(result)"]
 
 _NUMBERS = ("int", "SymInt", "float", "bool", "Scalar")
@@ -28,7 +29,7 @@ ResultCheck = Callable[[Any, Fn], Any]
 
 
 def structure_check(schema: Schema, op: str, role: str) -> ResultCheck:
-    """A check that a result has the number and types of returns of the schema. `role`: "kernel" or "fake impl"."""
+    """Return a check that a result has the number and types of the schema. `role`: "kernel" or "fake impl"."""
     returns = schema.returns
 
     def structure(result: Any, fn: Fn) -> Any:
@@ -47,7 +48,7 @@ def structure_check(schema: Schema, op: str, role: str) -> ResultCheck:
 
 
 def fits_type(value: Any, type_: str) -> bool:
-    """May a return of a schema type be this value? Of a type without a row torch is to judge."""
+    """Return whether a value can be returned as a schema type. For types without a row, torch checks."""
     row = ROWS.get(type_)
     if row is not None:
         return row.results is None or isinstance(value, row.results)
@@ -63,7 +64,7 @@ def fits_type(value: Any, type_: str) -> bool:
 
 
 def misfit(op: str, role: str, fn: Fn, returns: tuple[Return, ...], result: Any) -> KernelError:
-    """The error for a result that does not have the schema's types."""
+    """Return the error for a result that does not have the schema's types."""
     expected = ", ".join(str(ret) for ret in returns).replace("SymInt", "int") or "None"
     fix = None
     if result is None:
@@ -85,10 +86,9 @@ def misfit(op: str, role: str, fn: Fn, returns: tuple[Return, ...], result: Any)
 
 
 def mutated_results(schema: Schema, tags: tuple[torch.Tag, ...]) -> Fn | None:
-    """``f(args, kwargs)``: what an in-place or out op returns, which is what it was given to write to.
+    """Return ``f(args, kwargs)``, which returns the arguments that an in-place or out op writes and returns.
 
-    Under functionalization what comes back from below is another tensor, and a compiler would not know that both are
-    the same memory.
+    Functionalization returns another tensor, and a compiler would not know that both have the same memory.
     """
     if Tag.inplace in tags:
         return lambda args, kwargs: args[0]
@@ -101,7 +101,7 @@ def mutated_results(schema: Schema, tags: tuple[torch.Tag, ...]) -> Fn | None:
 
 
 def result_error(schema: Schema, op: str, result: Any, fn: Fn, *, role: str = "kernel") -> KernelError:
-    """The error for a kernel (or fake impl) of an in-place or out op that did not return what the op writes."""
+    """Return the error for a kernel (or fake impl) that did not return the arguments that its op writes."""
     is_out = schema.mutated[0] in schema.keyword_only
     written = schema.mutated if is_out else schema.positional[:1]
     names = ", ".join(argument.name for argument in written)
@@ -120,7 +120,7 @@ def result_error(schema: Schema, op: str, result: Any, fn: Fn, *, role: str = "k
 def alias_error(
     schema: Schema, op: str, result: Any, fn: Fn, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> AliasError:
-    """The error for a result that shares memory: which return, and with what."""
+    """Return the error for a result that shares memory: which return, and with what."""
     inputs: list[tuple[str, Tensor]] = []
     for argument, value in given(schema, args, kwargs):
         inputs += _labelled(f"argument {argument.shown!r}", value)
@@ -144,7 +144,7 @@ def alias_error(
 
 
 def given(schema: Schema, args: Sequence[Any], kwargs: dict[str, Any]) -> list[tuple[Argument, Any]]:
-    """The arguments of a call, and their values."""
+    """Return the arguments of a call with their values."""
     values: list[tuple[Argument, Any]] = list(zip(schema.positional, args, strict=False))
     return values + [(argument, kwargs.get(argument.name)) for argument in schema.keyword_only]
 

@@ -43,12 +43,13 @@ from customops._op.callback_types import (
     YieldsArguments,
 )
 from customops._op.samples import Constraints, GradientIs, Samples, samples_with, samples_with_out
+from customops._places import entries
 from customops._rules import Rules
 from customops._rules.compilers import When
 from customops._rules.fake import of_kernel
 from customops._rules.reference import ReferenceOptions
 from customops._schema.model import Names
-from customops.errors import ArgumentError, RegistrationError, UnsupportedError, check_choice, did_you_mean, entries
+from customops.errors import ArgumentError, RegistrationError, UnsupportedError, check_choice, did_you_mean
 
 __tracebackhide__ = True  # pytest leaves the frames out
 
@@ -142,8 +143,7 @@ class Register(Generic[P, R]):
 
         Args:
             device_types: "cuda", or ["cpu", "cuda"]. Each of several can be overridden later; the others stay.
-            fn: the kernel. It takes every argument of the op, with defaults filled in. Without it, a decorator is
-                returned.
+            fn: the kernel. It takes every argument of the op, with defaults filled in. None: return a decorator.
             calls_torch: True for a kernel that calls torch functions, of an op that says ``kernel_calls_torch=False``.
             name: registering it again for the device replaces the kernel. None: the one without a name, "default".
             when: takes the arguments of the op, and returns True, or False, or a string: no, for this reason.
@@ -264,8 +264,7 @@ class Register(Generic[P, R]):
             lib: the registration ends when this library is destroyed.
             nondiff_args: names of tensors that get no gradient, even if they require grad.
             grads_of: names of mutated arguments whose new values have gradients. Backward gets these gradients after
-                those of the returns. By default none; all, for an op that returns nothing. (An in-place op returns the
-                argument that it mutates.)
+                those of the returns. By default none, or all if the op returns nothing.
             originals: names of mutated arguments for which setup_context gets copies made before the mutation.
             materialize_grads: if False, backward gets None, instead of zeros, for returns that were not used.
             once_differentiable: if True, backward is not recorded by autograd, and a second derivative raises.
@@ -346,14 +345,12 @@ class Register(Generic[P, R]):
         """Register a plain PyTorch function that computes the same results as the op, and the rules that it gives.
 
         `customops.check` compares the kernels and gradients with the function. A rule that you register by hand,
-        before or after, takes precedence over a rule that the function gives. Registering another function replaces
-        this one with all rules that it gave.
+        before or after, takes precedence over a rule that the function gives. Another function replaces all of these.
 
         Args:
             fn: takes the arguments of the op, and returns what the op returns. It writes nothing: for an op that
                 writes, the new value of each written argument that is not returned follows, in the order of the schema.
-                The function of an op with ``Tag.out`` does not take the written arguments. Without `fn`, a decorator
-                is returned.
+                The function of an op with ``Tag.out`` does not take the written arguments. None: return a decorator.
             gives: the rules that the function gives. "fake": the fake impl. "gradients": the formulas of both modes,
                 of any order. "vmap": the batching rule. "flops": the number of floating-point operations. "kernel":
                 the kernel of devices without one. "inductor" and "export": the decomposition for this compiler. By
@@ -361,8 +358,7 @@ class Register(Generic[P, R]):
             recompute: True: backward runs `fn` on the saved inputs and differentiates it. False: `fn` runs after the
                 kernel in the forward pass, and autograd keeps its intermediate results. For a random op, `fn` draws
                 the random numbers of the kernel again.
-            nondiff_args, grads_of: as in `register_autograd`. By default, an op that returns nothing has the gradients
-                of all written arguments.
+            nondiff_args, grads_of: as in `register_autograd`.
             lib: the registration ends when this library is destroyed.
 
         Raises:
@@ -495,8 +491,7 @@ class Register(Generic[P, R]):
         """Register the batching rule: ``func(info, in_dims, *args, **kwargs) -> (result, out_dims)``.
 
         `in_dims` has one entry for each positional argument, then one per keyword-only tensor: its batch dimension,
-        or None if it is not batched. `info` has the attributes ``batch_size`` and ``randomness``. See
-        ``torch.library.register_vmap``.
+        or None if it is not batched. `info` has ``batch_size`` and ``randomness``: see ``torch.library.register_vmap``.
 
         Instead of a function, `func` may be the name of a strategy. "sequential" calls the op for each element of the
         batch. "expand_dims" and "broadcast_all" are for ops that accept any leading dimensions: they call the op once,
@@ -547,8 +542,7 @@ class Register(Generic[P, R]):
                 which is right along one dimension of a mesh: the kernel, called with such parts of the inputs, returns
                 such parts of the outputs. There is one output for each return, and one input for each tensor; None
                 stands for what is no tensor. The inputs may be a dict by argument name instead, where a tensor that is
-                not named is replicated, and a placement for a list is that of all its tensors. Without `rule`, a
-                decorator is returned.
+                not named is replicated; a placement for a list is that of all its tensors. None: return a decorator.
             lib: the registration ends when this library is destroyed.
 
         Raises:

@@ -23,23 +23,12 @@ from customops._dispatch.scopes import in_scope, open_scope, record_in_scope
 from customops._op.callback_types import Lib
 from customops._op.definitions import SIGNATURE, DefinitionOptions, OnConflict, OpOptions, spec_of
 from customops._op.op import AnyOp, CustomOpDef, Ops, check_spec, conflict, destroyed, end, place, replaced
+from customops._places import entries, entry, misused, name_of, user_source, where
 from customops._schema.model import Names, Schema
 from customops._schema.parse import check_nameless, parse
 from customops._schema.tags import Tags, normalize_tags
 from customops._torch.library import Library, OpOverload, OpOverloadPacket
-from customops.errors import (
-    CallbackError,
-    DefinitionError,
-    RegistrationError,
-    brief,
-    check_choice,
-    entries,
-    entry,
-    misused,
-    name_of,
-    user_source,
-    where,
-)
+from customops.errors import CallbackError, DefinitionError, RegistrationError, brief, check_choice
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -11,17 +11,19 @@ import torch
 from torch import Tensor
 
 from customops import _torch
-from customops._dispatch.callbacks import Fn, filler
+from customops._dispatch.callbacks import Fn
+from customops._places import where
 from customops._rules.out import out_names
-from customops.errors import ArgumentError, CallbackError, brief, where
+from customops._schema.defaults import filler
+from customops.errors import ArgumentError, CallbackError, brief
 
-#: What can be changed of a sample: of all its arguments, or as ``"x.layout"`` of one.
+#: The kinds of change to a sample, to all of its arguments, or to one, as ``"x.layout"``.
 KINDS = ("size", "layout", "dtype", "value", "choice", "optional", "list", "same", "device")
-#: What of a tensor values can be given for, as in ``vary={"x.dtype": ...}``.
+#: The properties of a tensor that have values to try, as in ``vary={"x.dtype": ...}``.
 ASPECTS = ("dtype", "shape")
 
 Constraints = Callable[..., bool] | Iterable[Callable[..., bool]]
-#: What an op's gradient is of what it computes: its slope, or something that the author chose in its place.
+#: Whether the op's gradient is the exact derivative, or another one that its author chose.
 GradientIs = Literal["exact", "chosen"]
 
 
@@ -33,7 +35,7 @@ class Sample(NamedTuple):
 
 
 def samples_of(fn: Fn, op: str) -> Iterator[Sample]:
-    """What a samples function yields."""
+    """Yield the samples of a samples function."""
     items = fn()
     if not isinstance(items, Iterable):
         expected, got = "tuples of arguments, each args or (args, kwargs)", type(items).__name__
@@ -53,14 +55,14 @@ def samples_of(fn: Fn, op: str) -> Iterator[Sample]:
 
 @dataclass(frozen=True)
 class Samples:
-    """A samples function, and what its author said about inputs that are made of its samples."""
+    """A samples function, and its options for the inputs that are derived from the samples."""
 
     fn: Fn
-    #: Argument, or ``"x.dtype"`` or ``"x.shape"`` -> the values to try, or what returns them for that of a sample.
+    #: Argument, ``"x.dtype"`` or ``"x.shape"`` -> the values to try, or a function of the value in a sample for them.
     vary: Mapping[str, Any] = field(default_factory=dict)
-    #: Arguments, kinds, or a kind of an argument (``"x.layout"``) that are not to be changed.
+    #: Arguments, kinds, or a kind of an argument (``"x.layout"``) that must not change.
     fixed: frozenset[str] = frozenset()
-    #: What has to be true of the arguments; each is called with those that it names.
+    #: Conditions on the arguments: each is called with those that it names.
     constraints: tuple[Callable[..., bool], ...] = ()
     gradient: GradientIs = "exact"
 
@@ -74,7 +76,7 @@ def samples_with(
     constraints: Constraints,
     gradient: GradientIs,
 ) -> Samples:
-    """The record of a samples function and its options; `arguments`: name -> does it hold tensors?"""
+    """Return the record of a samples function and its options. `arguments`: name -> whether it holds tensors."""
     vary, fixed = dict(vary or {}), frozenset([fixed] if isinstance(fixed, str) else fixed)
     of_tensors = [
         f"{name}.{aspect}" for name, holds_tensors in arguments.items() if holds_tensors for aspect in ASPECTS
@@ -123,7 +125,7 @@ def _check_names(option: str, given: Iterable[str], shown: list[str], more: Iter
 
 
 def samples_with_out(op: Any) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
-    """The samples of an op, a `CustomOpDef`, with tensors to write to: those of its out variant."""
+    """Yield the samples of the out variant of an op, a `CustomOpDef`: those of the op, and tensors to write to."""
     variant, names, fill = op._rules.out_variant, out_names(op.schema), filler(op.schema)
     for sample in op.samples():
         lowered = op.lower(*sample.args, **sample.kwargs)

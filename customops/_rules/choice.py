@@ -29,6 +29,7 @@ from customops._dispatch.current_kernel import CurrentKernel
 from customops._dispatch.operator import OperatorHandle
 from customops._dispatch.preference import Tables, here, is_name, names_for, preferred_by_name
 from customops._dispatch.results import given
+from customops._places import innermost, where
 from customops._schema.model import Schema
 from customops._torch.trees import tensors_in
 from customops.errors import (
@@ -40,8 +41,6 @@ from customops.errors import (
     brief,
     did_you_mean,
     first_line,
-    innermost,
-    where,
 )
 
 __tracebackhide__ = True  # pytest leaves the frames out
@@ -85,8 +84,7 @@ class Alternative:
 
     Attributes:
         name: unique among those of a device.
-        when: is called with all arguments of the op, and says yes (True), no (False), or no, and why (a string). None:
-            it always may run.
+        when: takes all arguments of the op, and returns True, False, or why not, a string. None: it always may run.
         key: how long an answer of `when` holds: "arguments", a function of the arguments, or None: for the call.
         number: grows with each one that is made.
     """

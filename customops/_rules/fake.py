@@ -8,12 +8,14 @@ from operator import is_
 from typing import Any
 
 from customops import _torch
-from customops._dispatch.callbacks import Fill, Fn, bind_kernel, filler
+from customops._dispatch.callbacks import Fn, bind_kernel
 from customops._dispatch.operator import OpSpec
 from customops._dispatch.registrations import Registration, Undo
 from customops._dispatch.results import ResultCheck, mutated_results, result_error, structure_check
 from customops._dispatch.rule import Rule
+from customops._places import is_deliberate, name_of, user_source, user_stacklevel, users_call, users_frames
 from customops._rules.expected import asking_fake
+from customops._schema.defaults import Fill, filler
 from customops._torch.schema import Tag
 from customops._torch.trees import tensors_in
 from customops._versions import cached_property
@@ -25,12 +27,6 @@ from customops.errors import (
     MissingFakeError,
     RegistrationError,
     brief,
-    is_deliberate,
-    name_of,
-    user_source,
-    user_stacklevel,
-    users_call,
-    users_frames,
 )
 
 __tracebackhide__ = True  # pytest leaves the frames out

@@ -5,8 +5,7 @@ written, and each written argument is replaced by that. torch does so for every 
 
 - An in-place or out op returns what it was given to write to. Functionalized, its result would be a tensor of its own,
   and nothing would say that it is the memory of the argument: a compiler hands that memory out again while the result
-  is still in use. So a variant of the op that only writes, and returns nothing, takes its place, and the result is the
-  argument.
+  is still in use. So a variant that only writes, and returns nothing, takes its place; the result is the argument.
 - Some calls go through torch's first form of it: see `_torch.functionalization.functionalize`.
 
 Ops that also return lists or numbers are let through: torch's form can do that, but refuses them.
@@ -26,10 +25,11 @@ from torch.autograd.graph import increment_version
 
 from customops import _torch
 from customops._codegen.kernel import function_at
-from customops._dispatch.callbacks import Fn, filler
+from customops._dispatch.callbacks import Fn
 from customops._dispatch.operator import OperatorHandle
 from customops._dispatch.registrations import lock
 from customops._dispatch.results import given, mutated_results
+from customops._schema.defaults import filler
 from customops._schema.model import Schema
 from customops._torch.schema import Tag
 from customops._torch.trees import tensors_in
@@ -39,10 +39,7 @@ __tracebackhide__ = True  # pytest leaves the frames out
 
 
 def bind(operator: OperatorHandle, kernel: Fn | None) -> None:
-    """Put into an op of ours what follows from what its schema says it writes.
-
-    `kernel` is the function that came with the op. If the op is traceable, functionalization runs it in its place.
-    """
+    """Install in an op of ours what its writes need. Functionalization runs `kernel`, of the op, if it is traceable."""
     schema, overload, traced = operator.schema, operator.overload, kernel if operator.spec.traceable else None
     writes, variant = bool(schema.mutated) and not schema.is_view, operator.mutation_only
     if writes and variant is not None:

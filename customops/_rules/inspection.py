@@ -13,22 +13,23 @@ from customops._dispatch.callbacks import Fn
 from customops._dispatch.current_kernel import CurrentKernel
 from customops._dispatch.operator import OperatorHandle
 from customops._dispatch.results import given
+from customops._places import where
 from customops._rules.choice import PLAIN
 from customops._rules.expected import Expected, results_by_fake
 from customops._torch.library import OpOverload
 from customops._torch.trees import tensors_in
-from customops.errors import KernelError, UnsupportedError, where
+from customops.errors import KernelError, UnsupportedError
 
-#: Tensors on these devices are looked at; others may lack the operations for it.
+#: The devices whose tensors are inspected. Others may lack the operations for it.
 _DEVICES = frozenset({"cpu", "cuda", "xpu", "mps"})
 _SAMPLE = 4096
 
 
 class Inspection:
-    """Called in the place of a kernel, until a call passes: does it write what it says, and return what is expected?
+    """Replaces a kernel until a call passes, and raises if the kernel does not do what its op declares.
 
     Args:
-        compiled: compare with the fake impl, on which code that was compiled relies.
+        compiled: compare the results with those of the fake impl, on which compiled code relies.
     """
 
     def __init__(self, current: CurrentKernel, operator: OperatorHandle, *, compiled: bool) -> None:
@@ -82,7 +83,7 @@ class Inspection:
         return result
 
     def _without_torch(self, *args: Any, **kwargs: Any) -> Any:
-        """Call a kernel that is to call no operations of torch, and raise if it does."""
+        """Call a kernel, and raise if it calls an operation of torch whose result depends on the caller's state."""
         watch = _WatchOperations()  # type: ignore[no-untyped-call]
         result = _torch.dispatcher.call_plainly_writing(watch.call, self.__wrapped__, *args, **kwargs)
         if watch.found is not None:
@@ -97,7 +98,7 @@ class Inspection:
         return result
 
 
-#: Operations on tensors whose results are the same with and without autocast and gradients. Views are, too.
+#: Operations whose results do not depend on autocast and gradient mode, beside views.
 _INDEPENDENT = frozenset(
     f"aten::{name}"
     for name in """empty_like new_empty new_empty_strided zeros_like new_zeros ones_like new_ones full_like new_full
@@ -129,7 +130,7 @@ def _is_independent(op: OpOverload) -> bool:
 
 
 class CallingTorch:
-    """A kernel that calls operations of torch, of an op whose others do not: it sees to its state by itself."""
+    """A kernel that calls operations of torch, for an op with ``kernel_calls_torch=False``: it sets its state."""
 
     def __init__(self, fn: Fn, *, writes: bool) -> None:
         self.__wrapped__ = fn
@@ -140,7 +141,7 @@ class CallingTorch:
 
 
 def _sample(tensor: Tensor) -> Tensor | None:
-    """A copy of some elements. A write changes some of them; where not, it may have been undone."""
+    """Return a copy of some elements: a kernel that writes to a tensor changes some of these."""
     if tensor.layout is not torch.strided or tensor.is_inference():
         return None
     most = max(1, int(_SAMPLE ** (1 / max(1, tensor.dim()))))

@@ -1,7 +1,4 @@
-"""Kernels, for a device type or for all others, and which of them are switched off.
-
-Several for one device have names, and are chosen among: see `choice`.
-"""
+"""Kernels, for a device type or for all others, and which of them are enabled. `choice` has several for one device."""
 
 from __future__ import annotations
 
@@ -17,12 +14,13 @@ import torch
 from customops import _torch
 from customops._codegen.kernel import kernel as generate_kernel
 from customops._dispatch import preference
-from customops._dispatch.callbacks import Fn, bind_kernel, filler
+from customops._dispatch.callbacks import Fn, bind_kernel
 from customops._dispatch.current_kernel import CurrentKernel
 from customops._dispatch.devices import ANY_DEVICE, DeviceTypes, check_devices, device_list
 from customops._dispatch.operator import OperatorHandle
 from customops._dispatch.registrations import Registration, Undo, lock, nothing
 from customops._dispatch.rule import Rule
+from customops._places import user_stacklevel
 from customops._rules import choice
 from customops._rules.choice import (
     ARGUMENTS,
@@ -40,35 +38,30 @@ from customops._rules.choice import (
 from customops._rules.inspection import CallingTorch, Inspection
 from customops._rules.out import is_stub
 from customops._rules.reference import Reference
-from customops.errors import RegistrationError, user_stacklevel
+from customops._schema.defaults import filler
+from customops.errors import RegistrationError
 
 log = logging.getLogger("customops")
 
 
 class KernelRule(Rule[tuple[str | None, str], Alternative]):
-    """The kernels of one op: device type, or None for all others; and name -> kernel.
+    """The kernels of one op, and the reference: device type, or None for all others, and name -> kernel."""
 
-    The reference is here by its name, too, and is no kernel of a device.
-    """
-
-    #: The function the op was defined from.
+    #: The function that the op was defined from.
     default: Fn | None = None
     #: Device types and flags, of the contexts of `enabled` that are open now: the newest one counts.
     switches: tuple[tuple[str, bool], ...] = ()
 
     @property
     def kernels(self) -> dict[str | None, Fn]:
-        """Device type -> the kernel that is asked first there."""
+        """Device type -> the kernel that comes first there."""
         devices = dict.fromkeys(device for device, name in self.values if name != REFERENCE)
         return {device: in_order(self._own(device), ())[0].fn for device in devices}
 
     def alternatives(
         self, device_type: str | None, values: Mapping[tuple[str | None, str], Alternative] | None = None
     ) -> tuple[Alternative, ...]:
-        """What may run on a device, in the order in which it is asked without a preference, with what is registered.
-
-        `values` is what would be registered instead.
-        """
+        """Return what may run on a device, in the order without a preference, of `values` or what is registered."""
         general = self._own(None, values)
         if self._disabled(device_type):
             return in_order((), [each for each in general if each.name != REFERENCE])
@@ -126,10 +119,7 @@ class KernelRule(Rule[tuple[str | None, str], Alternative]):
         return self.set_all([(device, made.name) for device in devices], made)
 
     def _warn_of_hidden(self, devices: Sequence[str | None], made: Alternative) -> None:
-        """Warn of predicates that are asked now and will not be once `made` is registered.
-
-        Its own may be: a lower priority says so.
-        """
+        """Warn of other kernels that could run, and cannot once `made` is registered."""
         values = {**self.values, **{(device, made.name): made for device in devices}}
         for device in dict.fromkeys(device for device, _ in values):
             before, after = self.alternatives(device), self.alternatives(device, values)
@@ -195,12 +185,12 @@ class KernelRule(Rule[tuple[str | None, str], Alternative]):
             self.operator.recompile()
 
     def preferences_changed(self) -> None:
-        """There are preferences for ops that had none."""
+        """Follow preferences for ops that had none."""
         if self.operator.removed is None and preference.concerns(self.operator.qualname):
             self._changed()
 
     def choices_changed(self, ops: set[str]) -> None:
-        """There are other stored choices for these ops."""
+        """Follow new stored choices for these ops."""
         if self.operator.removed is None and self.operator.qualname in ops:
             self._changed()
 
@@ -209,7 +199,7 @@ class KernelRule(Rule[tuple[str | None, str], Alternative]):
         return choice.stored_choices(self.operator.qualname, self.operator.schema, device_type)
 
     def traced(self) -> Any:
-        """The kernels of an op that compilers trace into, of another none; and by what they choose among several."""
+        """Return the kernels of a traceable op, and what compilers choose by among several."""
         kernels = {key: self._active(key) for key in self.kernels} if self.operator.spec.traceable else {}
         choices = {device: chooser.digested() for device, chooser in self._choosers.items()}
         return (kernels, choices) if choices else kernels
@@ -218,10 +208,7 @@ class KernelRule(Rule[tuple[str | None, str], Alternative]):
         return next((not enabled for device, enabled in reversed(self.switches) if device == device_type), False)
 
     def choose_in_trace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
-        """The name of the kernel that a graph is to call for these fakes, or None: each call chooses, or there is one.
-
-        The graph is guarded by what was read for that.
-        """
+        """Return the name of the kernel that a graph calls for these fakes, with guards, or None: each call chooses."""
         operator = self.operator
         if not self._choosers or not operator.options.choose_when_traced:
             return None
@@ -231,7 +218,7 @@ class KernelRule(Rule[tuple[str | None, str], Alternative]):
         return None if chooser is None else chooser.traced(args, kwargs)
 
     def chooser_for(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Chooser | None:
-        """What chooses the kernel of a call, or None: there is nothing to choose."""
+        """Return the chooser of the kernel of a call, or None if there is nothing to choose."""
         device = device_of(self.operator.schema, args, kwargs)
         if device is None:
             return None
@@ -328,7 +315,7 @@ class KernelRule(Rule[tuple[str | None, str], Alternative]):
 
 
 def _selector(rule: KernelRule, operator: OperatorHandle) -> Callable[..., Any]:
-    """The function at BackendSelect: without tensors to tell, dispatch follows the `device` argument."""
+    """Return the function at BackendSelect: without tensors, dispatch follows the `device` argument."""
     argument = operator.schema.device_argument
     assert argument is not None
     position = None if argument.kwarg_only else operator.schema.positional.index(argument)

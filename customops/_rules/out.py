@@ -27,6 +27,7 @@ from customops._dispatch.names import Name
 from customops._dispatch.operator import OperatorHandle, OpSpec
 from customops._dispatch.options import Options
 from customops._dispatch.registrations import Registration, RegistrationGroup
+from customops._places import innermost, user_source, where
 from customops._rules.expected import FACTS, Expected, ExpectedResults, split_call
 from customops._schema.model import Alias, Argument, Names, Return, Schema, tensor_names
 from customops._schema.structure import Group, Leaf, Node, Parameter, Signature, TupleForm
@@ -42,9 +43,6 @@ from customops.errors import (
     UnregisteredError,
     UnsupportedError,
     describe,
-    innermost,
-    user_source,
-    where,
 )
 
 __tracebackhide__ = True  # pytest leaves the frames out
@@ -81,10 +79,7 @@ def out_schema(schema: Schema) -> Schema:
 
 
 def out_signature(signature: Signature | None, schema: Schema) -> Signature | None:
-    """The signature of the out variant of an op that has this one; None if it is just what the schema says.
-
-    It has one parameter ``out``, of the form of the result: a tuple where the op returns a tuple.
-    """
+    """Return the signature of the out variant of an op, with ``out`` of the form of the result; None: the schema's."""
     if signature is None:
         if len(schema.returns) == 1:
             return None
@@ -113,13 +108,12 @@ def _outs(node: Node, names: Iterator[str]) -> Node:
 
 
 # A call of the kernel of an out variant: what it is given to write to, and what it returns ----------------------------
-# The kernel gets tensors that it can just fill. What the caller gave is looked at before: tensors of another shape,
-# dtype or device than the result are refused. Where they have other strides than the fake impl says, or lie in memory
-# that the kernel reads, it gets tensors of its own, and the result is copied.
+# The kernel gets tensors that it can just fill. Out tensors of another shape, dtype or device than the result raise.
+# For those of other strides, or in memory that the kernel reads, the kernel fills new tensors, which are copied.
 
 
 def check_given(op: str, names: Sequence[str], outs: Sequence[Tensor | None]) -> None:
-    """Raise if one is None: the dispatcher takes that for a tensor."""
+    """Raise if an out tensor is None, which the dispatcher accepts as a tensor."""
     for name, out in zip(names, outs, strict=True):
         if out is None:
             raise ArgumentError("the out tensor is missing", op=op, argument=name, expected="a tensor", got="None")
@@ -216,13 +210,9 @@ class Checked:
         return result
 
     def _separate(
-        self,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        outs: list[Tensor],
-        targets: list[Tensor],
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], outs: list[Tensor], targets: list[Tensor]
     ) -> list[Tensor]:
-        """What the kernel is to fill, where it may not write over what it still has to read."""
+        """Return tensors that the kernel can fill without writing over what it still has to read."""
         for i, out in enumerate(outs):
             if any(_overlap(out, other) for other in outs[:i]):
                 raise AliasError(
@@ -247,7 +237,7 @@ class Checked:
 
 
 def _overlap(one: Tensor, other: Tensor) -> bool:
-    """May two tensors have an element in common?"""
+    """Return whether two tensors may have an element in common."""
     return _torch.memory.overlap(one, other, one.data_ptr(), other.data_ptr())
 
 
@@ -278,10 +268,7 @@ class OutRule:
         return self.variant is not None and self.variant._definition.removed is None
 
     def register(self, op: Any, define: Define, device_types: DeviceTypes, fn: Fn, inplace: Names) -> Registration:
-        """Register a kernel of the out variant of `op`, a `CustomOpDef`. For the first one `define` makes the variant.
-
-        Nothing is left behind where that fails.
-        """
+        """Register a kernel of the out variant of `op`, a `CustomOpDef`. For the first one, `define` the variant."""
         schema, of = self.operator.schema, self.operator.spec
         check_has_outs(schema, self.operator.tags, of.qualname)
         name = Name(of.name.namespace, of.name.name, f"{of.name.overload}_out" if of.name.overload else "out")
@@ -335,7 +322,7 @@ class OutRule:
         return self._registered[-1]
 
     def functional_computes(self, device: str | None) -> bool:
-        """Has the functional op a kernel for a device (None: for all), which is not made of the out variant?"""
+        """Return whether the functional op has a kernel of its own for a device (None: for all)."""
         kernels, op = self.op._rules.kernel.kernels, self.operator.qualname
         known = [kernels[each] for each in {device, None} if each in kernels]
         if any(not isinstance(fn, Allocates) and not is_stub(fn) for fn in known):
@@ -383,7 +370,7 @@ _STUB_SIZE = 32  #: bytes of code, at the most. To disassemble a long function t
 
 
 def is_stub(fn: Fn) -> bool:
-    """Has a function no body but ``...``, ``pass`` or a docstring? As a kernel of a functional op it is none."""
+    """Return whether a function has only ``...``, ``pass`` or a docstring: a functional op has no such kernel."""
     fn = innermost(fn)
     if not isinstance(fn, types.FunctionType) or len(fn.__code__.co_code) > _STUB_SIZE:
         return False
@@ -395,10 +382,9 @@ def is_stub(fn: Fn) -> bool:
 
 
 class Copies:
-    """What an out variant without a function of its own does: it calls the functional op, and copies what that returns.
+    """The kernel of an out variant that has none: it calls the functional op, and copies the results.
 
-    As a fake impl it copies nothing: all that is to be known is whether the variant will refuse the tensors. As a vmap
-    rule it calls the batching rule of the functional op.
+    As a fake impl, it only checks the out tensors. As a vmap rule, it calls the batching rule of the functional op.
     """
 
     def __init__(self, rule: OutRule, op: str, role: Literal["kernel", "fake impl", "vmap rule"] = "kernel") -> None:

@@ -21,10 +21,11 @@ from customops._dispatch.operator import OperatorHandle
 from customops._dispatch.registrations import Undo, nothing
 from customops._dispatch.results import given, mutated_results
 from customops._dispatch.rule import Rule
+from customops._places import where
 from customops._schema.model import Names, Schema
 from customops._torch.schema import Tag
 from customops._torch.trees import tensors_in
-from customops.errors import KernelError, RegistrationError, check_choice, describe, where
+from customops.errors import KernelError, RegistrationError, check_choice, describe
 
 __tracebackhide__ = True  # pytest leaves the frames out
 

@@ -17,13 +17,15 @@ from torch import Tensor
 
 from customops import _torch
 from customops._codegen.lowering import Lowering
-from customops._dispatch.callbacks import Fn, bind_kernel, filler
+from customops._dispatch.callbacks import Fn, bind_kernel
 from customops._dispatch.operator import OperatorHandle
 from customops._dispatch.registrations import Registration, Undo
 from customops._dispatch.rule import Rule
+from customops._places import where
+from customops._schema.defaults import filler
 from customops._schema.infer import is_part
 from customops._schema.model import Schema
-from customops.errors import ArgumentError, KernelError, UnsupportedError, brief, did_you_mean, where
+from customops.errors import ArgumentError, KernelError, UnsupportedError, brief, did_you_mean
 
 __tracebackhide__ = True  # pytest leaves the frames out
 

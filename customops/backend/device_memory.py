@@ -26,11 +26,12 @@ import torch
 from torch import Tensor
 
 from customops import _torch
+from customops._places import users_call
 from customops.backend import _compat
 from customops.backend.errors import BackendError, WorkError
 from customops.backend.memory import CurrentDevice, Memory, bytes_of_host
 from customops.backend.streams import Streams, Work
-from customops.errors import UnsupportedError, users_call
+from customops.errors import UnsupportedError
 
 # The hooks ------------------------------------------------------------------------------------------------------------
 

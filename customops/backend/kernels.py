@@ -15,6 +15,7 @@ from torch import Tensor
 from customops import _torch
 from customops._dispatch.options import CheckPolicy
 from customops._dispatch.results import fits_type
+from customops._places import user_source, where
 from customops._rules.autocast import casting
 from customops._schema.parse import from_dispatcher
 from customops._torch.trees import tensors_in
@@ -22,7 +23,7 @@ from customops.backend import _compat, fallbacks
 from customops.backend.errors import BackendError, KernelResultError, KernelTypeError, UnknownOpError
 from customops.backend.fallbacks import Fallback, FallbackPlan, on_meta
 from customops.backend.memory import Memory
-from customops.errors import UnsupportedError, user_source, where
+from customops.errors import UnsupportedError
 
 # Autocast for the device: which ops run in the lower dtype, which in float32, and a kernel that casts for them --------
 

@@ -27,9 +27,10 @@ import torch
 
 from customops import _torch
 from customops._describe.render import plural
-from customops._dispatch.callbacks import completer
 from customops._dispatch.current_kernel import observe
 from customops._op.op import CustomOpDef
+from customops._places import is_deliberate, is_users, where
+from customops._schema.defaults import completer
 from customops.checking.report import KERNELS, Failure, Report, Result
 from customops.checks import CHECKS, UsageError, lowered
 from customops.checks._inputs import alone, as_ordinary, is_ordinary
@@ -50,7 +51,7 @@ from customops.checks._trial import EFFORTS, FAILS, Case, Effort, Trial, of_refe
 from customops.checks.inputs import derive, probe, shrink, variation_of
 from customops.checks.kernels import REFUSED, Reached
 from customops.checks.state import Settings
-from customops.errors import CheckError, brief, did_you_mean, is_deliberate, is_users, where
+from customops.errors import CheckError, brief, did_you_mean
 from customops.testing.isolation import IsolationError, in_fork
 
 __tracebackhide__ = True  # pytest leaves the frames out

@@ -19,11 +19,12 @@ import torch
 
 from customops import _torch
 from customops._autograd import recompute
+from customops._places import is_users, where
 from customops.checks._inputs import is_plain, seeded, tensors_in
 from customops.checks._outcome import NotExercised, in_short, is_singular, raised_at, require
 from customops.checks._runs import difference
 from customops.checks._trial import FAILS, Trial, failed_call
-from customops.errors import CheckError, UnsupportedError, is_users, where
+from customops.errors import CheckError, UnsupportedError
 
 _WIDE = dict.fromkeys((torch.float64, torch.float32, torch.float16, torch.bfloat16), torch.float64)
 _WIDE |= dict.fromkeys((torch.complex128, torch.complex64), torch.complex128)

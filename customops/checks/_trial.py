@@ -12,15 +12,16 @@ from typing import Any, Literal
 import torch
 
 from customops import _torch
-from customops._dispatch.callbacks import completer
 from customops._dispatch.preference import here
 from customops._op.op import CustomOpDef
 from customops._op.registry import Registry
+from customops._places import where
 from customops._schema import model, parse
+from customops._schema.defaults import completer
 from customops._versions import cached_property
 from customops.checks._inputs import copy_tensors, seeded, tensors_in
 from customops.checks._outcome import NotExercised, UsageError, in_short, raised_at
-from customops.errors import CheckError, CustomOpsError, brief, where
+from customops.errors import CheckError, CustomOpsError, brief
 
 __tracebackhide__ = True  # pytest leaves the frames out
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from customops import _torch
+from customops._places import is_users
 from customops._torch.schema import Tag
 from customops.checks import _memory
 from customops.checks._inputs import quiet, tensors_in
@@ -17,7 +18,7 @@ from customops.checks._outcome import NotExercised, in_short, is_accident, raise
 from customops.checks._runs import call, fake_error
 from customops.checks._trial import JudgingMode, Trial, failed_call, is_untraceable, resolve
 from customops.checks._variants import are_plain, can_surround, other_sizes, resized, surrounded
-from customops.errors import CheckError, CustomOpsError, MissingFakeError, is_users
+from customops.errors import CheckError, CustomOpsError, MissingFakeError
 
 _INT = re.compile(r"\bint\(")
 _ENOUGH = 3  #: other sizes, of those that the operator accepts

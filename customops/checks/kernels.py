@@ -18,17 +18,18 @@ from typing import Any
 import torch
 
 from customops import _torch
-from customops._dispatch.callbacks import completer
 from customops._dispatch.current_kernel import CurrentKernel
 from customops._dispatch.preference import choose_from_now_on, here, prefer
+from customops._places import innermost, where
 from customops._rules.choice import DEFAULT, REFERENCE
 from customops._rules.out import Checked, is_stub
+from customops._schema.defaults import completer
 from customops.checks import _memory
 from customops.checks._outcome import NotExercised
 from customops.checks._runs import Results, attempt, compare, require_steady, results_of, results_once, tolerance_of
 from customops.checks._trial import Trial, failed_call
 from customops.checks._variants import are_plain, is_list, other_numbers, with_large_integers
-from customops.errors import CheckError, innermost, where
+from customops.errors import CheckError
 
 _FOR_ALL = ("CompositeExplicitAutograd", "CompositeImplicitAutograd", "CompositeExplicitAutogradNonFunctional")
 _INTEGERS = (torch.int32, torch.int64)

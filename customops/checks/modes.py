@@ -15,12 +15,12 @@ from typing import Any
 import torch
 
 from customops import _torch
+from customops._places import where
 from customops.checks._inputs import quiet, seeded
 from customops.checks._outcome import NotExercised, require
 from customops.checks._runs import Results, attempt, copied, difference
 from customops.checks._trial import Trial, failed_call
 from customops.checks._variants import are_plain, other_arguments
-from customops.errors import where
 
 _FIX = "go by the values, sizes and dtypes of the arguments alone: not by Python types, nor by whether a mode is active"
 

@@ -11,7 +11,8 @@ import numpy
 import torch
 from torch import Tensor
 
-from customops.errors import ArgumentError, KernelError, innermost, name_of, where
+from customops._places import innermost, name_of, where
+from customops.errors import ArgumentError, KernelError
 from customops.languages import Arguments
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -24,6 +24,7 @@ from customops._dispatch.registrations import Registration, lock
 from customops._dispatch.scopes import record_in_scope
 from customops._op.op import CustomOpDef
 from customops._op.registry import default
+from customops._places import location_of, user_source, where
 from customops._rules import Rules
 from customops._rules.fake import FakeRule
 from customops._schema.annotations import show
@@ -39,9 +40,6 @@ from customops.errors import (
     UnregisteredError,
     UnsupportedError,
     brief,
-    location_of,
-    user_source,
-    where,
 )
 
 

@@ -20,9 +20,10 @@ from customops import _torch
 from customops._dispatch import preference
 from customops._dispatch.registrations import Registration, lock
 from customops._dispatch.results import given
+from customops._places import user_source
 from customops._rules import choice
 from customops._schema.model import Schema
-from customops.errors import RegistrationError, user_source
+from customops.errors import RegistrationError
 
 __tracebackhide__ = True  # pytest leaves the frames out
 

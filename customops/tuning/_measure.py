@@ -14,13 +14,14 @@ import torch
 from torch import Tensor
 
 from customops import _torch
-from customops._dispatch.callbacks import completer
 from customops._dispatch.preference import choose_from_now_on, here, prefer
 from customops._dispatch.results import given
 from customops._op.op import CustomOpDef
 from customops._op.samples import samples_of
+from customops._places import entry
 from customops._rules.choice import REFERENCE, device_of
-from customops.errors import CustomOpsError, RegistrationError, did_you_mean, entry, first_line
+from customops._schema.defaults import completer
+from customops.errors import CustomOpsError, RegistrationError, did_you_mean, first_line
 from customops.tuning import _choices
 
 __tracebackhide__ = True  # pytest leaves the frames out

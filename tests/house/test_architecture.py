@@ -29,6 +29,7 @@ PLUGIN = ROOT / "customops_pytest"
 ROOMS = (
     "_versions",
     "errors",
+    "_places",
     "_torch",
     "_schema",
     "_dispatch",
