@@ -377,10 +377,7 @@ def backward({parameters}):
 """
 
 #: Saved tensors without an autograd graph are guarded where the backward itself may be differentiated.
-_GUARD = [
-    "if $ctx._customops_untracked is not None and $may_be_differentiated():",
-    "    $seen = $guarded($ctx, $op)",
-]
+_GUARD = ["if $ctx._customops_untracked is not None and $may_be_differentiated():", "    $seen = $guarded($ctx, $op)"]
 
 #: Zeros in the place of gradients that are None, where torch does not fill them in: see `Outputs`.
 _MATERIALIZE = [

@@ -15,7 +15,7 @@ from customops.errors import ArgumentError, UnsupportedError, brief, did_you_mea
 
 __tracebackhide__ = True  # pytest leaves the frames out
 
-#: What the dispatcher says to an argument of another type.
+#: The message of the dispatcher for an argument of another type.
 _WRONG_VALUE = re.compile(
     r".*Expected a value of type '(.+)' for argument '(\w+)' but instead found type '(.+)'\.\n.*\nValue: (.*)"
 )
@@ -29,7 +29,7 @@ def explain(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> None:
-    """Raise, in the place of what a call of the op raised, what says more in fewer lines."""
+    """Raise a clearer error for an error of the dispatcher in a call of an op."""
     text = str(error)
     if text.startswith(f"Could not run '{name.qualname}' with arguments from the "):
         raise no_kernel(name.qualname, text.split("'")[3]) from None
@@ -42,7 +42,7 @@ def explain(
     wanted, path, found, value = wrong.groups()
     expected = wanted
     problem = f"Expected a value of type {wanted!r} for argument {path!r} but instead found type {found!r}"
-    # That is torch's text; for an op with a signature of its own, it is said in the words of that.
+    # That is torch's text. For an op with a signature of its own, the message uses the terms of the signature.
     parts = (part_with(each.node, path) for each in signature.parameters) if signature is not None else ()
     part = next((each for each in parts if each is not None), None)
     if part is not None:
@@ -59,7 +59,7 @@ def explain(
 
 
 def _raise_if_misfit(op: Name, schema: Schema, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Raise for arguments that the op does not have, or that are missing."""
+    """Raise ArgumentError for unknown and for missing arguments."""
     signature, positional = signature_of(schema), len(schema.positional)
     try:
         signature.bind(*args, **kwargs)
@@ -95,7 +95,7 @@ def _raise_if_misfit(op: Name, schema: Schema, args: tuple[Any, ...], kwargs: di
 
 
 def no_kernel(op: str, backend: str) -> UnsupportedError:
-    """The error for tensors of a backend for which there is no kernel. It starts as torch's, which is 47 lines."""
+    """Return the error for tensors of a backend without a kernel. It begins as torch's, which has 47 lines."""
     devices = map(_torch.dispatcher.device_of_key, _torch.dispatcher.registered_at(op))
     present = [each for each in devices if each is not None]
     device = _torch.dispatcher.device_of_key(backend)
@@ -110,12 +110,12 @@ def no_kernel(op: str, backend: str) -> UnsupportedError:
     )
 
 
-#: Types of the dispatcher that have the names of functions of Python that make such values.
+#: Types of the dispatcher that are the names of Python functions which make such values.
 _MAKERS = ("int", "float", "bool", "str")
 
 
 def _conversion(wanted: str, name: str, found: str) -> str:
-    """What makes a value of the type that is wanted of one that was found."""
+    """Return an expression that converts an argument, of the type `found`, to the type `wanted`."""
     wanted = wanted.removeprefix("Optional[").removesuffix("]" * wanted.startswith("Optional["))
     is_list, item = wanted.startswith("List["), wanted.removeprefix("List[").removesuffix("]")
     if item == "Tensor":

@@ -7,25 +7,25 @@ from typing import Any, Literal, NamedTuple, cast, get_args
 
 from customops.errors import DefinitionError, brief
 
-#: When a kernel's result is checked: each time, for the first call of each kernel, or not at all.
+#: When the result of a kernel is checked: in each call, in the first call of each kernel, or never.
 CheckPolicy = Literal["always", "first", "never"]
 _POLICIES = get_args(CheckPolicy)
 
 
 class Options(NamedTuple):
-    """How an op is called."""
+    """The options of the calls of an op."""
 
     check: CheckPolicy = "always"
     bypass: bool = False
     eager: bool = False
-    #: May the code of a graph run the kernel without the dispatcher?
+    #: Whether compiled graphs may call the kernel without the dispatcher.
     direct_in_graphs: bool = True
-    #: Do compilers choose among several kernels, while they trace? Else each call chooses.
+    #: Whether compilers choose among several kernels when they trace. Otherwise each call chooses.
     choose_when_traced: bool = True
 
     @property
     def skip_dispatcher(self) -> bool:
-        """May calls of the object run the kernel without the dispatcher?"""
+        """Return whether calls of the object may run the kernel without the dispatcher."""
         return self.bypass or self.eager
 
 
@@ -46,13 +46,12 @@ VALUES: dict[str, dict[str, Any]] = {
 
 
 def of_environment(option: str, op: str) -> Any:
-    """What the environment says of an option for an op, or None.
+    """Return the value of an option that an environment variable sets for an op, or None.
 
-    The variable has a value for all ops, values for the ops of namespaces, or both: ``"never,mylib=always"``. That of
-    the namespace counts more.
+    The variable has a value for all ops, values for namespaces, which take precedence, or both: "never,mylib=always".
 
     Raises:
-        DefinitionError: there is no such value.
+        DefinitionError: the variable has an invalid value.
     """
     variable = f"CUSTOMOPS_{option.upper()}"
     text = os.environ.get(variable)
@@ -74,13 +73,13 @@ def of_environment(option: str, op: str) -> Any:
 
 
 def expected(option: str) -> str:
-    """The values of a variable, for messages."""
+    """Return the values that a variable can have, for messages."""
     *others, last = (f'"{each}"' for each in VALUES[option])
     return f"{', '.join(others)} or {last}"
 
 
 def check_policy(given: Any, op: str, option: str = "check") -> CheckPolicy:
-    """What ``check=`` and the environment say together."""
+    """Return the check policy: of the environment, else the one that the definition gives."""
     if given is not None and given not in _POLICIES:
         raise DefinitionError("check= has an invalid value", op=op, expected=expected("check"), got=brief(given))
     return cast(CheckPolicy, of_environment(option, op) or given or "always")

@@ -15,10 +15,7 @@ from customops import _torch
 
 
 class RandomStates:
-    """The states, at the moment, of the generators that a call may draw from.
-
-    These are the CPU's, those of the devices of its tensors, and those that are among its arguments.
-    """
+    """The current states of the generators of the CPU, of the devices of a call's tensors, and among its arguments."""
 
     def __init__(self, values: Iterable[Any]) -> None:
         leaves = _torch.trees.flat_items(values)

@@ -1,4 +1,4 @@
-"""What was registered, as an object that ends it: by itself, with a library, or in a group. And the lock."""
+"""Registrations: objects that end what was registered, alone, with a library or in a group. And the lock."""
 
 from __future__ import annotations
 

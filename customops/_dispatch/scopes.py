@@ -8,14 +8,13 @@ from contextvars import ContextVar
 
 from customops._dispatch.registrations import Registration, lock
 
-#: The open scopes of this thread or task, outermost first: the registry, and what undoes, newest first and all of it
-#: even if one raises.
+#: The open scopes of this thread or task, outermost first. The stack of each undoes everything, even if one raises.
 _scopes: ContextVar[tuple[tuple[object, ExitStack], ...]] = ContextVar("customops.scopes", default=())
 
 
 @contextmanager
 def open_scope(owner: object) -> Iterator[None]:
-    """On exit, unregister what `record_in_scope` was given in this thread or task, inside the context."""
+    """Context manager that unregisters on exit what `record_in_scope` was given inside, in this thread or task."""
     undos = ExitStack()
     token = _scopes.set((*_scopes.get(), (owner, undos)))
     try:
@@ -27,12 +26,12 @@ def open_scope(owner: object) -> Iterator[None]:
 
 
 def in_scope(owner: object) -> bool:
-    """Is a scope of the registry `owner` open here?"""
+    """Return whether a scope of the registry `owner` is open here."""
     return any(registry is owner for registry, _ in _scopes.get())
 
 
 def record_in_scope(owner: object, registration: Registration) -> bool:
-    """Unregister something when the innermost open scope of the registry `owner` ends; is there one?"""
+    """Unregister with the innermost open scope of the registry `owner`. Return whether one is open."""
     for registry, undos in reversed(_scopes.get()):
         if registry is owner:
             undos.callback(registration.unregister)

@@ -2,8 +2,7 @@
 
 A callback is called by position where the op's function may be, so its parameters may have other names; it may leave
 out those with a default, and need not repeat defaults. No type says all that. These say what it returns, and that it
-takes something if the op does: whatever they refuse is wrong. How many parameters there are is found out when it is
-registered.
+takes something if the op does: whatever they refuse is wrong. Registration finds out how many parameters there are.
 """
 
 from __future__ import annotations

@@ -20,19 +20,19 @@ from customops.errors import ArgumentError, MissingFakeError, UnsupportedError
 
 __tracebackhide__ = True  # pytest leaves the frames out
 
-#: So many results are remembered of an op, and so many accepted calls.
+#: Maximum numbers of results and of accepted calls that are kept for an op.
 _MOST, _MOST_ACCEPTED = 256, 8
 
-#: What of a call the fake impl may go by.
+#: The facts about a call that the fake impl may use.
 Key = tuple[Any, ...]
 FACTS = attrgetter("shape", "dtype", "device")
 
-#: Is a fake impl being asked by `results_by_fake`, and for no compiler?
+#: Whether `results_by_fake` calls the fake impl, and no compiler does.
 asking_fake: ContextVar[bool] = ContextVar("customops.asking_fake", default=False)
 
 
 class Expected(NamedTuple):
-    """A tensor that is to come."""
+    """The shape, strides, dtype and device of a result."""
 
     shape: torch.Size
     stride: tuple[int, ...]
@@ -47,7 +47,7 @@ class Expected(NamedTuple):
         return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=self.device)
 
     def fits(self, tensor: Tensor) -> bool:
-        """Has a tensor this shape and dtype, on this device? (Strides are another matter.)"""
+        """Return whether a tensor has this shape, dtype and device, with whatever strides."""
         return tensor.shape == self.shape and tensor.dtype is self.dtype and tensor.device == self.device
 
     def check(self, op: str, argument: str, out: Tensor) -> None:
@@ -63,7 +63,7 @@ class Expected(NamedTuple):
             )
 
     def is_laid_out(self, tensor: Tensor) -> bool:
-        """Has a tensor of this shape these strides, where they matter?"""
+        """Return whether a tensor of this shape has these strides, in dimensions of more than one element."""
         given = tensor.stride()
         if given == self.stride or 0 in self.shape:
             return True
@@ -74,14 +74,14 @@ class Expected(NamedTuple):
 
 
 class ExpectedResults:
-    """Asks the fake impl of an op, which `fake` returns, once for all calls with the same shapes and numbers."""
+    """Results by the fake impl of an op, which `fake` returns; one call serves all of equal shapes and numbers."""
 
     def __init__(self, operator: OperatorHandle, fake: Callable[[], Fn | None]) -> None:
         self._operator, self._fake = operator, fake
         self._known_of: Fn | None = None
-        #: What is expected in calls, by the keys of their arguments.
+        #: Key of the arguments -> results.
         self._known: dict[Key, tuple[Expected, ...]] = {}
-        #: The last calls whose out tensors were found to be as expected.
+        #: The last calls whose out tensors were as expected.
         self._accepted: list[tuple[_torch.dispatcher.Guard, list[Any]]] = []
 
     def _follow_fake(self) -> None:
@@ -91,7 +91,7 @@ class ExpectedResults:
             self._known_of = fake
 
     def accepts(self, tensors: Sequence[Tensor], rest: list[Any]) -> bool:
-        """Was a call like this accepted? `tensors` are those of its arguments and its out tensors: see `split_call`."""
+        """Return whether such a call was accepted. `tensors` and `rest` are those of `split_call`, with out tensors."""
         self._follow_fake()
         if True not in [tensor.is_nested for tensor in tensors]:  # a guard must not look at one
             for looks_same, of_call in self._accepted:
@@ -100,16 +100,16 @@ class ExpectedResults:
         return False
 
     def accept(self, tensors: Sequence[Tensor], rest: list[Any]) -> None:
-        """From now on `accepts` is true of calls like this."""
+        """Let `accepts` be True for such calls."""
         looks_same = _torch.dispatcher.exact_guard_of(tensors)
         if looks_same is not None:
             self._accepted = [(looks_same, rest), *self._accepted[: _MOST_ACCEPTED - 1]]
 
     def of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Expected, ...] | None:
-        """What the results of a call will be, or None if the op has no fake impl.
+        """Return the results of a call, or None if the op has no fake impl.
 
         Raises:
-            UnsupportedError: that depends on data.
+            UnsupportedError: the results depend on data.
         """
         self._follow_fake()
         tensors, rest = split_call(args, kwargs)
@@ -128,13 +128,13 @@ class ExpectedResults:
         return found
 
     def forget(self) -> None:
-        """A fake impl may go by more than its arguments, which then is not what it was."""
+        """Forget all results: a fake impl may use more than its arguments, which may have changed."""
         self._known.clear()
         self._accepted = []
 
 
 def split_call(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[list[Tensor], list[Any]]:
-    """The tensors of a call, and whatever else the fake impl may go by: equal in calls that differ in tensors alone."""
+    """Return the tensors of a call, and all else that the fake impl may use, which is equal if only tensors differ."""
     tensors: list[Tensor] = []
     rest = [torch.get_default_dtype(), *kwargs]
     for value in (*args, *kwargs.values()):
@@ -152,10 +152,10 @@ def split_call(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[list[Tensor
 def results_by_fake(
     overload: OpOverload, op: str, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Expected, ...] | None:
-    """What the fake impl says of the tensors that a call returns, or None if the op has none.
+    """Return the tensors that a call returns by the fake impl, or None if the op has no fake impl.
 
     Raises:
-        UnsupportedError: that depends on data.
+        UnsupportedError: the tensors depend on data.
     """
     if asking_fake.get():  # a kernel runs in the place of the fake impl: there is none
         return None

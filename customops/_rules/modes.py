@@ -17,7 +17,7 @@ __tracebackhide__ = True  # pytest leaves the frames out
 
 
 class TorchDispatchRule(Rule[type, Fn]):
-    """class -> rule. torch refuses a second rule for a class, so one function is registered, which reads the table."""
+    """The rules for classes. torch takes one rule for each class, so it gets a function that reads the table."""
 
     def register(self, cls: type, fn: Fn) -> Registration:
         if not isinstance(cls, type):
@@ -43,10 +43,7 @@ class TorchDispatchRule(Rule[type, Fn]):
 
 
 class EffectRule(Rule[None, Any]):
-    """The side effect of an op, by which compilers keep its calls and their order.
-
-    torch keeps it by the op's name, so that it is told anew when it changes.
-    """
+    """The side effect of an op, for which compilers keep its calls and their order. torch keeps it by the op's name."""
 
     _undo: Undo
 
@@ -71,16 +68,13 @@ class EffectRule(Rule[None, Any]):
 
 
 class RawRule(Rule[object, tuple[tuple[str, ...], Fn]]):
-    """The kernels of one op that are called as they are: no trampoline stands before them. Each has a key of its own.
-
-    A value is the dispatch keys of a kernel, and the kernel. Tracing may go through it.
-    """
+    """The kernels of one op that are called without a trampoline: a key of its own -> dispatch keys, and the kernel."""
 
     def traced(self) -> Any:
         return [*self.values.values()]
 
     def register(self, keys: tuple[str, ...], fn: Fn) -> Registration:
-        """Put `fn` at all of the keys, or at none."""
+        """Register `fn` at all of these dispatch keys, or at none."""
         return self.set(object(), (keys, fn))
 
     def _install(self, key: object, own_library: bool) -> Undo:

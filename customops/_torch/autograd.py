@@ -134,9 +134,7 @@ _PLAIN = {torch.Tensor, torch.nn.Parameter}
 
 
 class _SymbolicShape(tuple[Any, ...]):
-    """A shape that may be compared while tracing. It equals others unless they are known to differ: nothing is decided
-    by asking.
-    """
+    """A shape that equals others unless they are known to differ, so that a comparison adds no guard to a trace."""
 
     __slots__ = ()
 

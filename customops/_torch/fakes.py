@@ -17,39 +17,39 @@ __tracebackhide__ = True  # pytest leaves the frames out
 
 #: Without: opcheck does not work
 _fake_tensor: Any = torch._subclasses.fake_tensor
-#: What FakeTensorMode raises: for a tensor without a fake, an operator without a fake impl, one that must see data.
+#: The errors of FakeTensorMode for a tensor without a fake, and for an operator without a fake impl.
 NoFakeTensor: Any = _fake_tensor.UnsupportedFakeTensorException
 NoFakeImpl: Any = _fake_tensor.UnsupportedOperatorException
 
 
 def needs_data(error: BaseException) -> bool:
-    """Was something asked of a fake tensor that only data can tell?"""
+    """Return whether an error says that an operation on fake tensors needs data."""
     return reads_data(error) or isinstance(error, _fake_tensor.DynamicOutputShapeException)
 
 
 def reads_data(error: BaseException) -> bool:
-    """The same, and it is no size of a result: for one, Dynamo may be set to make it up."""
+    """Return `needs_data`, except for sizes of results, for which Dynamo can make up symbols."""
     symbolic_shapes = importlib.import_module("torch.fx.experimental.symbolic_shapes")
     kinds = (_fake_tensor.DataDependentOutputException, symbolic_shapes.GuardOnDataDependentSymNode)
     return isinstance(error, kinds)
 
 
 def asks_for_data(error: BaseException) -> bool:
-    """Is this what a fake tensor raises where it is asked for data, or for the place of its memory?"""
+    """Return whether an error says that a fake tensor was asked for data, or for the address of its memory."""
     refused = ("data pointer", ".numpy() is not supported", "data dependent")
     return reads_data(error) or (isinstance(error, RuntimeError) and any(text in str(error) for text in refused))
 
 
 def fake_mode() -> Any:
-    """A FakeTensorMode in which sizes that depend on data may be made up."""
+    """Return a FakeTensorMode that makes up symbols for sizes that depend on data."""
     symbolic_shapes = importlib.import_module("torch.fx.experimental.symbolic_shapes")
     return torch._subclasses.FakeTensorMode(shape_env=symbolic_shapes.ShapeEnv())
 
 
 def call_on_fakes(op: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """``op(*args, **kwargs)`` on fakes of the tensors: nothing is computed. Sizes that depend on data raise."""
+    """Return ``op(*args, **kwargs)`` on fakes of the tensors. Sizes that depend on data raise."""
     mode = torch._subclasses.FakeTensorMode()
-    # Of a tensor with a graph torch would look at `grad`, which warns.
+    # torch would read `grad` of a tensor with a graph, which warns.
     fake = lambda x: mode.from_tensor(x if x.is_leaf else x.detach()) if isinstance(x, torch.Tensor) else x  # noqa: E731
     args, kwargs = tree_map(fake, (args, kwargs))
     with torch.no_grad(), mode:
@@ -57,19 +57,19 @@ def call_on_fakes(op: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
 
 
 def known_to_differ(size: Any, other: Any) -> bool:
-    """Are two sizes known to differ? Sizes that depend on data are not known."""
+    """Return whether two sizes are known to differ. Sizes that depend on data are unknown."""
     sizes = [each.node.hint if isinstance(each, torch.SymInt) else each for each in (size, other)]
     return None not in sizes and sizes[0] != sizes[1]
 
 
 def known(condition: Any) -> bool:
-    """Is it known to be true, without a guard on sizes that are symbols?"""
+    """Return whether a condition is known to be true, without a guard on symbolic sizes."""
     return bool(importlib.import_module("torch.fx.experimental.symbolic_shapes").statically_known_true(condition))
 
 
 @contextlib.contextmanager
 def without_modes() -> Iterator[None]:
-    """What is imported, defined or tried in the middle of a program sees none of the modes that are active there."""
+    """Context manager without the active modes, to import, define or try something in the middle of a program."""
     disable = importlib.import_module("torch.utils._python_dispatch")._disable_current_modes
     with disable(), torch.inference_mode(False), torch.enable_grad():
         yield
@@ -77,9 +77,9 @@ def without_modes() -> Iterator[None]:
 
 @contextlib.contextmanager
 def stand_ins(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
-    """The arguments of a call with new fakes in the place of tensors; a symbolic size is that of an example.
+    """Context manager that returns the arguments of a call with new fakes for tensors, and hints for symbolic sizes.
 
-    As a context manager: inside no mode is active but that of the fakes, and nothing is recorded.
+    Inside, only the mode of the fakes is active, and nothing is recorded.
     """
     mode, made = torch._subclasses.FakeTensorMode(), {}
 
@@ -102,7 +102,7 @@ def stand_ins(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[t
 
 
 def like_in_trace(values: Any) -> Any:
-    """The values with new fakes in the place of fakes, inside their mode: with sizes that are the same symbols."""
+    """Return the values with new fakes of the same symbolic sizes for the fakes, inside their mode."""
 
     def like(x: Any) -> Any:
         if not isinstance(x, torch.Tensor) or x.layout is not torch.strided or x.is_nested:
@@ -113,14 +113,14 @@ def like_in_trace(values: Any) -> Any:
 
 
 def without_fresh_symbols(values: Any) -> Any:
-    """A context in which sizes that depend on data, of results for these fakes, belong to no result of the op."""
+    """Context manager: symbols that are made up for results of these fakes belong to no result of the op."""
     fakes = [x for x in tree_leaves(values) if isinstance(x, torch._subclasses.FakeTensor)]
     env = fakes[0].fake_mode.shape_env if fakes else None
     return contextlib.nullcontext() if env is None else env.ignore_fresh_unbacked_symbols()
 
 
 def _without_address(values: Any) -> Any:
-    """Let fakes raise where they are asked for the address of their memory, and not return 0."""
+    """Let fakes raise if they are asked for the address of their memory, which would be 0."""
     refuse: Any = getattr(torch._C, "_set_throw_on_mutable_data_ptr", lambda x: None)
     for x in torch.utils._pytree.tree_leaves(values):
         if isinstance(x, torch.Tensor) and x.layout is torch.strided:
@@ -130,7 +130,7 @@ def _without_address(values: Any) -> Any:
 
 @contextlib.contextmanager
 def quiet_fakes() -> Iterator[None]:
-    """torch does not log what fake impls raise."""
+    """Context manager in which torch does not log errors of fake impls."""
     log = _fake_tensor.log
     before, log.disabled = log.disabled, True
     try:
@@ -140,7 +140,7 @@ def quiet_fakes() -> Iterator[None]:
 
 
 def leave_arguments_out(module: Any) -> None:
-    """`make_fx` wants a value for each parameter of the function that an op wraps, those with a default included."""
+    """Let `make_fx` accept an op without values for parameters with a default, which it requires of functions."""
     tracer = module._MakefxTracer
     trace = tracer._trace_inner
 
@@ -151,5 +151,5 @@ def leave_arguments_out(module: Any) -> None:
 
 
 def is_abstract(tensor: torch.Tensor) -> bool:
-    """Does the tensor hold no data of its own: meta, fake, or wrapped by a functorch transform?"""
+    """Return whether a tensor has no data: it is meta, fake, or wrapped by a functorch transform."""
     return tensor.is_meta or _fake_tensor.is_fake(tensor) or torch._C._functorch.is_functorch_wrapped_tensor(tensor)

@@ -26,21 +26,20 @@ __tracebackhide__ = True  # pytest leaves the frames out
 
 #: Without: ops that mutate arguments cannot be compiled, or checkpointed selectively
 def is_of_torch(cls: type) -> bool:
-    """Is this a class of the tensors that tracing itself makes?"""
+    """Return whether tracing itself makes tensors of this class."""
     return cls is torch.Tensor or issubclass(cls, (FakeTensor, FunctionalTensor))
 
 
-#: Is a call of one of our ops being functionalized in this context?
+#: Whether a call of an op of this package is being functionalized in this context.
 _functionalizing: ContextVar[bool] = ContextVar("customops.functionalizing", default=False)
 
 
 def functionalize(mode: Any, overload: OpOverload, types: Any, args: Any, kwargs: Any, mutated: Sequence[Any]) -> Any:
     """Call an op that mutates some of its arguments, `mutated`, under FunctionalTensorMode, as torch does.
 
-    torch's second form passes the bases of views, and how to make the views of them. Two calls go by its first form,
-    which passes the arguments as they are: one that mutates nothing, which has no base to start from, and one that
-    mutates a view of another dtype than its base, which the second form takes for one of the same. The first form takes
-    no op that returns anything but new tensors.
+    torch's second form passes the bases of views, and how to make the views of them. A call that mutates nothing has no
+    base, and for a view of another dtype than its base, the second form assumes the same dtype. These calls use the
+    first form, which passes the arguments as they are, and accepts only ops that return new tensors.
     """
     functional = importlib.import_module("torch._higher_order_ops.auto_functionalize")
     bases = [functional.get_base(tensor) for tensor in mutated]
@@ -54,19 +53,17 @@ def functionalize(mode: Any, overload: OpOverload, types: Any, args: Any, kwargs
         _functionalizing.reset(token)
 
 
-#: The ops that may be functionalized though they return lists or numbers. torch's form for ops that write can do that,
-#: but is kept from it by a check.
+#: The ops that return lists or numbers and can be functionalized: only a check of torch keeps its form from that.
 _allowed: weakref.WeakSet[OpOverload] = weakref.WeakSet()
-#: Let an op that writes, and returns new tensors, lists of them or numbers, be functionalized.
+#: Allow the functionalization of an op that writes, and returns new tensors, lists of them or numbers.
 allow_any_returns: Callable[[OpOverload], None] = _allowed.add
 
 
 def correct_functionalization(functional: Any) -> None:
-    """Let torch's form for ops that write take `_allowed` ops, and views of inputs that have an offset.
+    """Let torch's form for ops that write accept `_allowed` ops, and views of inputs that have an offset.
 
-    torch takes the offset of a view into the storage for the offset into the base, which may have one, too: as
-    ``kv[1]``, passed to a compiled function. The write then lands elsewhere, or nowhere. Its own answer stays for
-    others' ops, whose graphs are to be what they are without this package.
+    torch mistakes the offset of a view in the storage for that in the base, which can have an offset, too: ``kv[1]``,
+    passed to a compiled function. The write is then lost. For ops of others, torch's behavior does not change.
     """
     may, slice_of = functional.can_auto_functionalize, functional.try_use_slice
 
@@ -74,7 +71,7 @@ def correct_functionalization(functional: Any) -> None:
         return may(op) or (isinstance(op, OpOverload) and op in _allowed)
 
     def try_use_slice(base: Any, tensor: Any) -> Any:
-        """``(dim, start, end)`` of a view that is a slice of its base, or None."""
+        """Return ``(dim, start, end)`` of a view that is a slice of its base, or None."""
         found = slice_of(base, tensor)
         if found is None or not _functionalizing.get():
             return found
@@ -99,13 +96,13 @@ _OWN_PARAMETERS = ("self", "mode", "interpreter", "ctx", "_mutable_op")
 
 
 def _take_by_position(handler: Any) -> None:
-    """Keep the first parameters of a function apart from arguments of an op that are called the same, as ``mode``."""
+    """Make the first parameters of a function positional-only: an op may have arguments of these names, as ``mode``."""
     code = handler.__code__
     own = itertools.takewhile(_OWN_PARAMETERS.__contains__, code.co_varnames[: code.co_argcount])
     handler.__code__ = code.replace(co_posonlyargcount=len([*own]))
 
 
-#: The modes of selective checkpointing, and of a checkpoint that is compiled: in the forward, and when it is repeated.
+#: The modes of checkpoints that are selective or compiled: for the forward pass, and for its repetition.
 checkpoint_modes: tuple[type, ...] = (
     torch.utils.checkpoint._CachingTorchDispatchMode,
     torch.utils.checkpoint._CachedTorchDispatchMode,
@@ -114,7 +111,7 @@ checkpoint_modes: tuple[type, ...] = (
 
 @contextlib.contextmanager
 def saved_for_backward(mode: Any) -> Iterator[None]:
-    """Under a checkpoint that is compiled, what is traced inside is saved, and not computed again in the backward."""
+    """Context manager: in a compiled checkpoint, save what is traced inside, so that backward does not repeat it."""
     meta = torch.fx.traceback.current_meta
     before = dict(meta)
     meta["ac_graph_id"] = getattr(mode, "ac_graph_id", None)

@@ -242,8 +242,7 @@ def _kernel_for(graph: Any, node: Any, overload: OpOverload) -> str | None:
 # torch calls the overload of an op with `Tag.out` in its place, and allocates what that writes to. What it writes for
 # that (2.13, 2.15) is right for few ops. Of an op with one result it passes all tensors first, then all numbers,
 # whatever their order; the tensors of a list one by one; those given by keyword a second time. Of one with several, it
-# allocates none that the program does not use, and fails where sizes are symbols. So the nodes for ops of ours are made
-# here.
+# allocates none that the program does not use, and fails where sizes are symbols. So this module makes our nodes.
 
 #: Without: inductor does not call out variants, or calls them with other arguments
 #: Ops of others that have an out variant of ours.

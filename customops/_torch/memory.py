@@ -14,14 +14,14 @@ __tracebackhide__ = True  # pytest leaves the frames out
 _C: Any = torch._C
 
 #: Without: results that alias an argument are not found
-#: ``any_alias(args, kwargs, outputs)``: does an output share memory with an input or with another output?
+#: ``any_alias(args, kwargs, outputs)``: whether an output shares memory with an input or with another output.
 any_alias: Callable[..., bool] = _C._any_output_is_alias_to_input_or_output
 #: How many tensors and Python objects hold the storage at an address.
 storage_uses: Callable[[int], int] = _C._storage_Use_Count
 
 
 def outputs_share_memory(inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> bool:
-    """Is an output an input or another output, or does it share a storage or the address where it starts with one?"""
+    """Return whether an output is, or shares a storage or its start address with, an input or another output."""
     seen = {id(tensor) for tensor in tensors_in(inputs)}
     for tensor in tensors_in(outputs):
         if id(tensor) in seen:
@@ -39,29 +39,29 @@ def outputs_share_memory(inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> b
 
 
 def _address(tensor: torch.Tensor) -> int | None:
-    """Where the elements of a tensor start, if it has elements and a storage."""
+    """Return the address of the first element of a tensor, or None without elements or a storage."""
     start = _C._data_address(tensor) if has_storage(tensor) and tensor.numel() else 0
     return start + int(tensor.storage_offset()) * tensor.element_size() if start else None
 
 
 def memory_id(tensor: torch.Tensor) -> int:
-    """Which memory a tensor lies in: the same number for its views."""
+    """Return a number for the memory of a tensor, which its views share."""
     return storage_id(tensor) if tensor.layout is torch.strided and not tensor.is_nested else id(tensor)
 
 
 def memory_or_id(tensor: torch.Tensor) -> int:
-    """The same of a tensor that may have no storage, as those of functorch: then which tensor it is."""
+    """Return `memory_id`, or the id of a tensor without a storage, as those of functorch are."""
     return memory_id(tensor) if has_storage(tensor) else id(tensor)
 
 
 def _parts(values: Iterable[Any]) -> list[torch.Tensor]:
-    """The strided tensors that hold the values of tensors. Sparse ones share their indices in torch's own ops, too."""
+    """Return the strided tensors that hold the values of tensors. (Results of torch's ops share sparse indices.)"""
     parts = [part for tensor in tensors_in(values) for part in sparse_parts(tensor)[-1:] or [tensor]]
     return [part for part in parts if part.layout is torch.strided and not part.is_nested]
 
 
 def sparse_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """The tensors that a sparse one is made of, its values last."""
+    """Return the tensors that a sparse tensor consists of, its values last."""
     if tensor.layout is torch.sparse_coo:
         return [tensor._indices(), tensor._values()]  # the public names refuse uncoalesced tensors
     if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
@@ -75,23 +75,23 @@ def storage_id(tensor: torch.Tensor) -> int:
     return cast(int, tensor.untyped_storage()._cdata)
 
 
-#: Source for generated functions: has a tensor memory of its own, which no other tensor shares?
+#: Source for generated functions: whether no other tensor shares the memory of a tensor.
 OWNS_STORAGE = "($s := {}.untyped_storage()).resizable() and $uses($s._cdata) == 2"
-#: Is a tensor a negative view, or zeros without memory?
+#: Source for generated functions: whether a tensor is a negative view, or zeros without memory.
 IS_LAZY = "({0}.is_neg() or {0}._is_zerotensor())"
 
 
 def is_lazy(tensor: torch.Tensor | None) -> bool:
-    """The same, of a tensor that may be None."""
+    """Return whether a tensor is a negative view, or zeros without memory."""
     return tensor is not None and (tensor.is_neg() or tensor._is_zerotensor())
 
 
-#: Does a tensor have memory of its own?
+#: Whether a tensor has a storage.
 has_storage: Callable[[torch.Tensor], bool] = _C._has_storage
 
 
 class _Extent(NamedTuple):
-    """Where the bytes of a tensor lie: the first one, and size and step of each dimension, wide ones first."""
+    """The place of a tensor's bytes: the first one, and size and step of each dimension, wide ones first."""
 
     first: int
     dims: tuple[tuple[int, int], ...]
@@ -102,14 +102,14 @@ class _Extent(NamedTuple):
 
 
 def overlap(one: torch.Tensor, other: torch.Tensor, first: int, first_of_other: int) -> bool:
-    """May two strided tensors, whose first bytes are at these addresses, have a byte in common?"""
+    """Return whether two strided tensors, whose first bytes are at these addresses, may have a byte in common."""
     if not one.numel() or not other.numel():
         return False
     return not _are_disjoint(_extent(one, first), _extent(other, first_of_other))
 
 
 def may_overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """May two tensors, fakes too, have an element in common?"""
+    """Return whether two tensors, which may be fake, may have an element in common."""
     if memory_or_id(one) != memory_or_id(other):
         return False
     numbers = [n for x in (one, other) for n in (x.storage_offset(), *x.shape, *x.stride())]
@@ -126,7 +126,7 @@ def _extent(tensor: torch.Tensor, first: int) -> _Extent:
 
 
 def _are_disjoint(one: _Extent, other: _Extent) -> bool:
-    """Are these certainly apart? Else within rows of one width, as the parts of a fused projection are."""
+    """Return whether two extents are known to be apart, as are two parts of rows of equal width."""
     if one.last < other.first or other.last < one.first:
         return True
     if not one.dims or not other.dims or one.dims[0][1] != other.dims[0][1] or one.dims[0][1] == 0:

@@ -22,8 +22,7 @@ PATCHES: tuple[tuple[str, Callable[[Any], object]], ...] = (
     ("torch.fx.experimental.const_fold", autograd.fold_nothing_beside_writes),
     # make_fx wants a value for each parameter of the function that an op wraps, those with a default included.
     ("torch.fx.experimental.proxy_tensor", fakes.leave_arguments_out),
-    # torch takes the offset of a view in its storage for one in the input, and functionalizes only ops that return
-    # tensors.
+    # torch mistakes the offset of a view in its storage for one in the input; it functionalizes only ops of tensors.
     ("torch._higher_order_ops.auto_functionalize", functionalization.correct_functionalization),
     # inductor takes the symbolic offset of a view for 0 (pytorch/pytorch#198068).
     ("torch._inductor.lowering", inductor.add_storage_offset),

@@ -18,7 +18,7 @@ _LEAVES = {int, float, bool, complex, str, type(None), torch.dtype, torch.device
 
 
 def tree_leaves(tree: Any) -> list[Any]:
-    """As torch's, without its specs for what arguments are made of: lists, tuples and dicts."""
+    """Return the leaves of a tree, as torch does, but without a spec for lists, tuples and dicts."""
     kind = type(tree)
     if kind is tuple or kind is list:
         return [leaf for item in tree for leaf in tree_leaves(item)]
@@ -28,7 +28,7 @@ def tree_leaves(tree: Any) -> list[Any]:
 
 
 def tree_map(fn: Callable[[Any], Any], tree: Any) -> Any:
-    """As torch's, without its specs, too."""
+    """Return a tree with ``fn(leaf)`` for each leaf, as torch does, but without a spec for lists, tuples and dicts."""
     kind = type(tree)
     if kind is tuple:
         return tuple([tree_map(fn, item) for item in tree])
@@ -41,10 +41,10 @@ def tree_map(fn: Callable[[Any], Any], tree: Any) -> Any:
 
 
 def flat_items(values: Iterable[Any]) -> list[Any]:
-    """The values, and in the place of a list what it holds."""
+    """Return the values, with the items of a list in its place."""
     return [item for value in values for item in (value if isinstance(value, (list, tuple)) else (value,))]
 
 
 def tensors_in(values: Iterable[Any]) -> list[torch.Tensor]:
-    """The tensors among `values`, and those in lists among them."""
+    """Return the tensors among the values and in lists among them."""
     return [item for item in flat_items(values) if isinstance(item, torch.Tensor)]
