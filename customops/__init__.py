@@ -14,17 +14,18 @@ import torch as torch  # before all others: it may load a device that is made wi
 from customops import _versions as _versions  # first: it refuses a torch that is too old
 from customops import errors as errors
 from customops._dispatch.preference import prefer
-from customops._dispatch.scopes import Sample
 from customops._op.op import CustomOpDef
 from customops._op.registry import Registry
 from customops._op.registry import default as default_registry
+from customops._op.samples import Sample
 from customops._op.triton import triton_op, wrap_triton
+from customops._places import helper
 from customops._schema.annotations import Keys, Mut, SameAs
 from customops._schema.infer import infer_schema
 from customops._schema.named import Named
 from customops._torch.patches import install as _install
 from customops._torch.schema import Tag
-from customops.errors import CustomOpsError, did_you_mean, helper
+from customops.errors import CustomOpsError, did_you_mean
 from customops.library import (
     Library,
     adopt,

@@ -15,21 +15,9 @@ torch has two: its Python raises ValueError, its dispatcher RuntimeError.
 
 from __future__ import annotations
 
-import ast
 import difflib
-import functools
-import inspect
-import linecache
-import os
-import sys
-import types
-from collections.abc import Callable, Iterable
-from typing import Any, TypeGuard, TypeVar, get_args
-
-import torch
-
-F = TypeVar("F", bound=Callable[..., Any])
-T = TypeVar("T", bound=type)
+from collections.abc import Iterable
+from typing import Any, get_args
 
 __all__ = [
     "AliasError",
@@ -96,7 +84,7 @@ class CustomOpsError(Exception):
 
 
 def field_lines(error: BaseException, place: str | None = None, **before: str) -> list[str]:
-    """``got:      2 tensors``: a line for each field of an error that is set, after those of `before`."""
+    """Return a line, ``got:      2 tensors``, for each field of an error that is set, after those of `before`."""
     titles = ("argument", "expected", "got", "at", "fix")
     fields = before | {name: getattr(error, "where" if name == "at" else name, None) for name in titles}
     fields["at"] = fields["at"] or place
@@ -199,7 +187,7 @@ class OpCheckError(CustomOpsError):
 
 
 def brief(value: Any, limit: int = 80) -> str:
-    """A value on one short line, also where its own ``__repr__`` fails."""
+    """Return a value on one short line, also if its own ``__repr__`` fails."""
     try:
         text = " ".join(repr(value).split())
     except Exception as error:  # its fault must not take the place of the error that is being made
@@ -207,209 +195,22 @@ def brief(value: Any, limit: int = 80) -> str:
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
-def name_of(fn: Callable[..., Any]) -> str:
-    """The name a user would recognise `fn` by (``functools.partial`` and callable objects included)."""
-    inner = innermost(fn)
-    return str(getattr(inner, "__name__", None) or type(inner).__name__)
-
-
-def innermost(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """The function behind decorators, partials and bound methods; a callable object stays itself."""
-    while True:
-        if isinstance(fn, functools.partial):
-            fn = fn.func
-        elif isinstance(fn, types.MethodType):
-            fn = fn.__func__
-        elif "__wrapped__" in getattr(fn, "__dict__", ()):
-            fn = fn.__wrapped__  # type: ignore[attr-defined]
-        else:
-            return fn
-
-
-def location_of(fn: Callable[..., Any]) -> str:
-    """``file:line`` of `fn`, from its code object, so that functions built by ``exec`` have one too."""
-    fn = innermost(fn)
-    code = getattr(fn, "__code__", None) or getattr(type(fn).__call__, "__code__", None)
-    return f"{code.co_filename}:{code.co_firstlineno}" if code else "<built-in>"
-
-
-def where(fn: Callable[..., Any]) -> str:
-    """``name (file:line)``, the form errors use."""
-    return f"{name_of(fn)} ({location_of(fn)})"
+def describe(value: Any) -> str:
+    """Return the type of a value, and of the items of a list or tuple."""
+    if isinstance(value, (list, tuple)):
+        items = ", ".join(describe(item) for item in value[:6]) + (", ..." if len(value) > 6 else "")
+        return f"{type(value).__name__} of {len(value)} ({items})"
+    if value is None:
+        return "None"
+    module = type(value).__module__
+    name = type(value).__qualname__
+    return name if module in ("builtins", "torch") else f"{module}.{name}"
 
 
 def did_you_mean(given: str, known: Iterable[str]) -> str | None:
-    """A fix for a name that is not among those that there are, if one of them is near."""
+    """Return a fix for an unknown name if a known one is similar."""
     near = difflib.get_close_matches(given, known, n=1)
     return f"did you mean {near[0]}?" if near else None
-
-
-def users_frames(error: BaseException) -> list[types.TracebackType]:
-    """The frames in a traceback that are the user's, outermost first."""
-    found, traceback = [], error.__traceback__
-    while traceback is not None:
-        found.append(traceback)
-        traceback = traceback.tb_next
-    return [each for each in found if is_users(each.tb_frame.f_code.co_filename)]
-
-
-def is_deliberate(error: BaseException) -> bool:
-    """Did the innermost of the user's statements raise it on purpose, by ``raise``, ``assert`` or ``torch._check``?"""
-    for frame in users_frames(error)[-1:]:
-        file, number = frame.tb_frame.f_code.co_filename, frame.tb_lineno or 0
-        return any(first <= number <= last for first, last in _refusals("".join(linecache.getlines(file))))
-    return False
-
-
-@functools.lru_cache(maxsize=64)
-def _refusals(code: str) -> tuple[tuple[int, int], ...]:
-    """The first and the last line of each statement that raises on purpose."""
-    try:
-        nodes = [*ast.walk(ast.parse(code))]
-    except SyntaxError:  # of a notebook, say
-        return ()
-    return tuple((node.lineno, node.end_lineno or node.lineno) for node in nodes if _is_refusal(node))
-
-
-def _is_refusal(node: Any) -> TypeGuard[ast.stmt]:
-    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
-        name = getattr(node.value.func, "attr", None) or getattr(node.value.func, "id", "")
-        return f"{name}_".startswith("_check_")  # also torch._check_is_size
-    return isinstance(node, (ast.Raise, ast.Assert))
-
-
-def cut(error: CustomOpsError) -> None:
-    """Leave only the user's frames in the traceback of `error`, and its cause only if it has such frames.
-
-    ``raise`` then adds no frame. ``CUSTOMOPS_TRACEBACK=full`` keeps all.
-    """
-    if os.environ.get("CUSTOMOPS_TRACEBACK") == "full":
-        return
-    kept = None
-    for each in reversed(users_frames(error)):
-        each.tb_next, kept = kept, each
-    error.__traceback__ = kept
-    error.__suppress_context__ = True
-    if error.__cause__ is not None and not users_frames(error.__cause__):
-        error.__cause__ = None
-
-
-def entry(fn: F) -> F:
-    """Decorate a function that users call: an error of this package shows their frames only.
-
-    Arguments that `fn` does not take raise TypeError, as in Python, which names the parameter that was meant.
-    """
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return fn(*args, **kwargs)
-        except CustomOpsError as error:
-            cut(error)
-            raise
-        except TypeError as error:
-            traceback = error.__traceback__
-            if traceback is None or traceback.tb_next is not None:
-                raise
-            error.args = (misused(fn, str(error), args, kwargs),)
-            error.__traceback__ = None
-            raise
-
-    if isinstance(fn, functools.partial):  # it has no name, and to find that out takes time
-        call.__wrapped__ = fn  # type: ignore[attr-defined]
-        return call  # type: ignore[return-value]
-    return functools.wraps(fn)(call)  # type: ignore[return-value]
-
-
-def misused(fn: Callable[..., Any], text: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """The message for arguments that `fn` does not take, from what Python says of them."""
-    name, parameters = name_of(fn), inspect.signature(fn).parameters
-    of_method = next(iter(parameters), None) == "self"
-    named = [each.name for each in parameters.values() if each.kind is each.KEYWORD_ONLY]
-    positional = [each.name for each in parameters.values() if "POSITIONAL_" in each.kind.name][of_method:]
-    problem = text.partition("() ")[2].partition(". Did you mean")[0]
-    fix = next(filter(None, (did_you_mean(each, named) for each in kwargs if each not in parameters)), None)
-    given = len(args) - of_method
-    if given > len(positional) and named:
-        problem = f"takes at most {len(positional)} positional arguments, and {given} were given"
-        fix = f"give it by name: {name}({', '.join([*positional, named[0]])}=...)"
-    op = getattr(args[0], "_qualname", None) if of_method and args else None
-    expected = f"{name}({', '.join([*positional, '...'])})"
-    return str(CustomOpsError(f"{name}() {problem}", op=op, expected=expected, where=user_source(), fix=fix))
-
-
-def entries(cls: T) -> T:
-    """Decorate a class whose public methods are each an `entry`."""
-    for name, method in list(vars(cls).items()):
-        if isinstance(method, types.FunctionType) and not name.startswith("_"):
-            setattr(cls, name, entry(method))
-    return cls
-
-
-#: Where frames are not the user's: this package, and torch's functions that call its methods.
-_NOT_THE_USERS = (os.path.dirname(__file__) + os.sep, torch.library.__file__)
-
-
-def helper(fn: F) -> F:
-    """Mark a function that calls this package for its caller: ``source``, errors and warnings name the caller's line.
-
-    Functions nested in it are marked, too, so a decorator can return one.
-
-    Raises:
-        RegistrationError: it is not a function written in Python, a method, or an object that is called as one.
-
-    Example:
-        >>> @helper
-        ... def mylib_op(fn):
-        ...     return custom_op(f"mylib::{fn.__name__}", fn, mutates_args=())
-    """
-    function = innermost(fn.__func__ if isinstance(fn, (staticmethod, classmethod)) else fn)
-    code = getattr(function if isinstance(function, types.FunctionType) else type(function).__call__, "__code__", None)
-    if not isinstance(code, types.CodeType):
-        raise RegistrationError("helper marks a function written in Python", got=brief(fn), where=user_source())
-    codes = [code]
-    while codes:
-        _helpers[id(codes[-1])] = codes[-1]
-        codes += [inner for inner in codes.pop().co_consts if isinstance(inner, types.CodeType)]
-    return fn
-
-
-#: The code objects of functions that are marked by `helper`, by their ids: equal ones are others.
-_helpers: dict[int, types.CodeType] = {}
-
-
-def user_stacklevel() -> int:
-    """How many frames above the caller the user's code is, counted as `warnings.warn` counts."""
-    level, frame = 1, sys._getframe(1)
-    while frame.f_back is not None and (
-        frame.f_code.co_filename.startswith(_NOT_THE_USERS) or id(frame.f_code) in _helpers
-    ):
-        level, frame = level + 1, frame.f_back
-    return level
-
-
-def is_users(file: str) -> bool:
-    """Is a file neither of this package nor of torch, nor written by this package?"""
-    return not file.startswith((*_NOT_THE_USERS, os.path.dirname(torch.__file__) + os.sep, "<customops "))
-
-
-def user_source() -> str:
-    """``file:line`` of the user's call into this package."""
-    frame = sys._getframe(user_stacklevel() - 1)
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
-
-
-def users_call(start: types.FrameType | None = None) -> str | None:
-    """``name (file:line)`` of the innermost call in a frame of the user."""
-    frame = users_frame(start)
-    return frame and f"{frame.f_code.co_name} ({frame.f_code.co_filename}:{frame.f_lineno})"
-
-
-def users_frame(start: types.FrameType | None = None) -> types.FrameType | None:
-    """The innermost frame of the user, from the caller, or another frame, on outwards."""
-    frame: types.FrameType | None = start or sys._getframe(1)
-    while frame is not None and not is_users(frame.f_code.co_filename):
-        frame = frame.f_back
-    return frame
 
 
 def check_choice(option: str, value: Any, choices: Any, op: str, error: type[CustomOpsError]) -> None:

@@ -16,7 +16,7 @@ from typing_extensions import Unpack
 from customops import _torch
 from customops._autograd.layout import BackwardOptions, GradientOptions
 from customops._dispatch.callbacks import Fn
-from customops._dispatch.names import DeviceTypes
+from customops._dispatch.devices import DeviceTypes
 from customops._op.callback_types import (
     AnySetupContext,
     Backward,
@@ -29,10 +29,11 @@ from customops._op.callback_types import (
 from customops._op.definitions import OnConflict
 from customops._op.op import CustomOpDef
 from customops._op.registry import ImplConflict, default
+from customops._places import entry
 from customops._rules.reference import ReferenceOptions
 from customops._schema.model import Names
 from customops._schema.tags import Tags
-from customops.errors import RegistrationError, entry
+from customops.errors import RegistrationError
 
 Op = CustomOpDef[Any, Any] | _torch.library.OpOverload | str
 F = TypeVar("F", bound=Callable[..., Any])
@@ -70,8 +71,7 @@ def impl(lib: Library, /, name: str, dispatch_key: str = "") -> Callable[[F], F]
 def impl(first: str | Library, /, *args: Any, **kwargs: Any) -> Any:
     """Register a kernel without a wrapper, as `Registry.impl` does.
 
-    With a Library as the first argument, as in torch's older API, it returns a decorator that registers the kernel in
-    this Library.
+    With a Library as the first argument, as in torch's older API, return a decorator that registers it there.
     """
     form: Fn = _impl_in if isinstance(first, Library) else default.impl
     return form(first, *args, **kwargs)

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from customops import _torch
 from customops._autograd.layout import Formula, Layout
-from customops._dispatch.callbacks import filler
 from customops._dispatch.random_states import RandomStates
+from customops._schema.defaults import filler
 from customops._schema.model import Schema, is_differentiable
-from customops._torch.tensors import flat_items, tensors_in
+from customops._torch.trees import flat_items, tensors_in
 from customops.errors import AutogradError, UnsupportedError
 
 #: Context manager that changes nothing.
@@ -199,8 +199,7 @@ def record_untracked(ctx: Any, inputs: Sequence[Any], known: Sequence[Any]) -> N
     """Record tensors kept on `ctx` without an autograd graph: a second derivative would take them for constants.
 
     `known` are those that have one, or need none: inputs as they were, and returns that are differentiable. To a
-    backward that is not differentiated itself the rest is as good as these. Another one gets an error instead of zeros:
-    see `Guarded`.
+    backward that is not differentiated itself the rest is as good as these. Another one gets an error: see `Guarded`.
     """
     without = ctx.non_differentiable or ()
     known_ids = {id(value) for value in known if isinstance(value, Tensor) and all(value is not x for x in without)}
@@ -211,7 +210,7 @@ def record_untracked(ctx: Any, inputs: Sequence[Any], known: Sequence[Any]) -> N
     attributes = frozenset(
         name
         for name, value in ctx.__dict__.items()
-        for leaf in (_torch.tensors.tree_leaves(value) if isinstance(value, (list, tuple, dict)) else (value,))
+        for leaf in (_torch.trees.tree_leaves(value) if isinstance(value, (list, tuple, dict)) else (value,))
         if _is_untracked(leaf, known_ids)
     )
     if saved or for_forward or attributes:
@@ -275,7 +274,7 @@ class Guarded(UnpackedOnce):
             vars(self)[name] = value
         if name not in self._ctx._customops_untracked.attributes:
             return value
-        return _torch.tensors.tree_map(lambda leaf: self._unrecorded(leaf, f"ctx.{name}"), value)
+        return _torch.trees.tree_map(lambda leaf: self._unrecorded(leaf, f"ctx.{name}"), value)
 
     def _unrecorded(self, tensor: Any, what: str) -> Any:
         if not _is_untracked(tensor):
@@ -308,6 +307,6 @@ class OnceDifferentiable:
             op=self.op,
             fix="remove once_differentiable=True if the backward is made of differentiable operations",
         )
-        links = (*ctx._customops_links, *filter(is_differentiable, _torch.tensors.tree_leaves(list(grads))))
+        links = (*ctx._customops_links, *filter(is_differentiable, _torch.trees.tree_leaves(list(grads))))
         raises = cast(Any, _RaisesInBackward).apply
-        return _torch.tensors.tree_map(lambda x: raises(error, x, *links) if is_differentiable(x) else x, result)
+        return _torch.trees.tree_map(lambda x: raises(error, x, *links) if is_differentiable(x) else x, result)

@@ -17,8 +17,9 @@ from torch import Tensor
 from customops import _torch
 from customops._autograd.layout import Layout
 from customops._dispatch.callbacks import Fn
-from customops._dispatch.results import CheckPolicy
-from customops.errors import AutogradError, where
+from customops._dispatch.options import CheckPolicy
+from customops._places import where
+from customops.errors import AutogradError, describe
 
 #: What a gradient is to be like. Of a tensor, `_torch.autograd.metadata`; of what has no gradient, None; a list of
 #: these for a list of tensors; LEFT_OUT for an input that a call has left at its default.
@@ -70,7 +71,7 @@ class InputGradients:
         for i, gradient in enumerate(gradients):
             if gradient is not None and i not in passed:
                 left_out = "None: the argument was left at its default"
-                raise self._misfit(inputs[i].shown, left_out, _describe(gradient), "return None in its place")
+                raise self._misfit(inputs[i].shown, left_out, describe(gradient), "return None in its place")
         given: list[Any] = []
         flat: list[Any] = []
         for i, like in likes.items():
@@ -79,13 +80,13 @@ class InputGradients:
                 items = [None] * len(like) if gradient is None else gradient
                 if not isinstance(items, (list, tuple)) or len(items) != len(like):
                     expects = f"a list of {len(like)} gradients"
-                    raise self._misfit(name, expects, _describe(gradient), _as_list(name, len(like)))
+                    raise self._misfit(name, expects, describe(gradient), _as_list(name, len(like)))
                 for k, (item, of_item) in enumerate(zip(items, like, strict=True)):
                     flat.append(self._fitted(item, of_item, f"{name}[{k}]", none_allowed))
                 given += items
             elif gradient is not None and not inputs[i].holds_tensors:
                 none = f"None: the argument is a {inputs[i].type}"
-                raise self._misfit(name, none, _describe(gradient), "return None in its place")
+                raise self._misfit(name, none, describe(gradient), "return None in its place")
             else:
                 flat.append(self._fitted(gradient, None if like is LEFT_OUT else like, name, none_allowed))
                 given.append(gradient)
@@ -106,7 +107,7 @@ class InputGradients:
                 f'register_autograd(..., nondiff_args=("{name.partition("[")[0]}",))',
             )
         if not isinstance(gradient, Tensor):
-            raise self._misfit(name, "a Tensor or None", _describe(gradient), _made_of(gradient))
+            raise self._misfit(name, "a Tensor or None", describe(gradient), _made_of(gradient))
         if expected is None or expected == (got := _torch.autograd.metadata(gradient)):
             return gradient
         shape, dtype, device = expected
@@ -144,14 +145,14 @@ def check_tangents(layout: Layout, op: str, jvp: Fn, tangents: tuple[Any, ...], 
         items = [(name, each, likes)]
         if isinstance(likes, list):
             if not isinstance(each, (list, tuple)) or len(each) != len(likes):
-                raise misfit(name, f"a list of {len(likes)} tangents", _describe(each))
+                raise misfit(name, f"a list of {len(likes)} tangents", describe(each))
             items = [(f"{name}[{k}]", *pair) for k, pair in enumerate(zip(each, likes, strict=True))]
         for place, tangent, like in items:
             if like is None:
                 if tangent is not None:
-                    raise misfit(place, "None: it is not differentiable", _describe(tangent))
+                    raise misfit(place, "None: it is not differentiable", describe(tangent))
             elif not isinstance(tangent, Tensor):
-                raise misfit(place, "a Tensor; zeros, if it is zero", _describe(tangent))
+                raise misfit(place, "a Tensor; zeros, if it is zero", describe(tangent))
             elif like != (got := _torch.autograd.metadata(tangent)):
                 (shape, dtype, device), (has_shape, has_dtype, has_device) = like, got
                 kinds = [(one.is_floating_point, one.is_complex) for one in (dtype, has_dtype)]
@@ -163,11 +164,6 @@ def check_tangents(layout: Layout, op: str, jvp: Fn, tangents: tuple[Any, ...], 
 def _as_list(name: str, length: int) -> str:
     items = ", ".join(["g"] * length) if length <= 4 else "g, g, ..., g"
     return f"{name} is a list: return [{items}]"
-
-
-def _describe(value: Any) -> str:
-    size = f" of {len(value)}" if isinstance(value, (list, tuple)) else ""
-    return type(value).__name__ + size
 
 
 def _text(metadata: Any) -> str:

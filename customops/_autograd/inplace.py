@@ -12,7 +12,7 @@ from customops import _torch
 from customops._autograd.context import AS_IT_IS, has_tangent
 from customops._autograd.layout import Layout, Lengths, flatten
 from customops._schema.model import is_differentiable
-from customops._torch.tensors import flat_items, tensors_in
+from customops._torch.trees import flat_items, tensors_in
 from customops.errors import AutogradError
 
 __tracebackhide__ = True  # pytest leaves the frames out

@@ -31,7 +31,7 @@ from customops._autograd.layout import Formula, Layout, NodeInput, flatten, unfl
 from customops._codegen.function import Source, as_tuple, emit_parameters
 from customops._dispatch.callbacks import Fn
 from customops._dispatch.random_states import RandomStates
-from customops._torch.tensors import flat_items
+from customops._torch.trees import flat_items
 
 # apply: lists are flattened, the node is applied, and lists of results are made again ---------------------------------
 
@@ -377,10 +377,7 @@ def backward({parameters}):
 """
 
 #: Saved tensors without an autograd graph are guarded where the backward itself may be differentiated.
-_GUARD = [
-    "if $ctx._customops_untracked is not None and $may_be_differentiated():",
-    "    $seen = $guarded($ctx, $op)",
-]
+_GUARD = ["if $ctx._customops_untracked is not None and $may_be_differentiated():", "    $seen = $guarded($ctx, $op)"]
 
 #: Zeros in the place of gradients that are None, where torch does not fill them in: see `Outputs`.
 _MATERIALIZE = [

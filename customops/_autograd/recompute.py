@@ -15,18 +15,14 @@ from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
 from customops import _torch
-from customops._autograd.context import (
-    NoTensors,
-    flat_metadata,
-    materialize_zeros,
-    may_be_differentiated,
-)
+from customops._autograd.context import NoTensors, flat_metadata, materialize_zeros, may_be_differentiated
 from customops._dispatch.callbacks import Fn, bind_kernel
 from customops._dispatch.operator import OperatorHandle
 from customops._dispatch.random_states import RandomStates, WatchDraws
+from customops._places import name_of, where
 from customops._schema.model import is_differentiable
-from customops._torch.tensors import flat_items
-from customops.errors import AutogradError, CustomOpsError, UnsupportedError, name_of, where
+from customops._torch.trees import flat_items
+from customops.errors import AutogradError, CustomOpsError, UnsupportedError
 
 
 def derived_from(formula: Fn) -> Fn | None:
@@ -64,7 +60,7 @@ class RecomputedFormula:
     ) -> None:
         named = keyword_only_inputs or {}
         kwargs = {a.name: named[a.name] for a in self.schema.keyword_only if a.name in named}
-        leaves, spec = _torch.tensors.tree_flatten((inputs, kwargs))
+        leaves, spec = _torch.trees.tree_flatten((inputs, kwargs))
         tensors = [x for x in leaves if isinstance(x, Tensor)]
         ctx.save_for_backward(*tensors)
         ctx.save_for_forward(*tensors)
@@ -125,7 +121,7 @@ class RecomputedFormula:
         passed, then for keyword-only tensors; lists as lists.
         """
         leaves, spec, _ = ctx._customops_again
-        args, kwargs = _torch.tensors.tree_unflatten(leaves, spec)
+        args, kwargs = _torch.trees.tree_unflatten(leaves, spec)
         operands = [*args, *[kwargs[argument.name] for argument in self.schema.keyword_only_tensors]]
         chosen: list[bool] = []
         for value, flag in zip(operands, flags, strict=False):
@@ -135,7 +131,7 @@ class RecomputedFormula:
         def run(*variables: Tensor) -> tuple[Any, ...]:
             given = iter(variables)
             saved = iter([next(given) if is_chosen else x for x, is_chosen in itertools.zip_longest(tensors, chosen)])
-            args, kwargs = _torch.tensors.tree_unflatten([next(saved) if x is _SAVED else x for x in leaves], spec)
+            args, kwargs = _torch.trees.tree_unflatten([next(saved) if x is _SAVED else x for x in leaves], spec)
             with _torch.distributed.with_plain_tensors(variables):
                 result = self._call(ctx, *args, **kwargs)
             results = list(result) if isinstance(result, (tuple, list)) else [result]

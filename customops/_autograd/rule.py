@@ -21,14 +21,7 @@ from customops._autograd.context import (
 )
 from customops._autograd.gradient_checks import LEFT_OUT, GradientCheck, check_tangents
 from customops._autograd.inplace import Mutation, written_tangent
-from customops._autograd.layout import (
-    BackwardOptions,
-    Formula,
-    GradientOptions,
-    Layout,
-    flatten,
-    unflatten,
-)
+from customops._autograd.layout import BackwardOptions, Formula, GradientOptions, Layout, flatten, unflatten
 from customops._autograd.recompute import RecomputedFormula, draws_again
 from customops._codegen.function import source_of
 from customops._codegen.kernel import any_requires_grad, function_at
@@ -38,9 +31,10 @@ from customops._dispatch.operator import OperatorHandle
 from customops._dispatch.registrations import Registration, Undo, all_or_none, lock, nothing
 from customops._dispatch.results import mutated_results
 from customops._dispatch.rule import Rule
+from customops._places import where
 from customops._schema.model import Names, Schema, tensor_names
 from customops._torch.schema import Tag
-from customops._torch.tensors import flat_items, tensors_in
+from customops._torch.trees import flat_items, tensors_in
 from customops.errors import (
     AutogradError,
     CallbackError,
@@ -49,7 +43,6 @@ from customops.errors import (
     RegistrationError,
     UnsupportedError,
     brief,
-    where,
 )
 
 __tracebackhide__ = True  # pytest leaves the frames out

@@ -15,9 +15,9 @@ from customops import Library, _torch
 from customops._cli.screen import FINE, NOTHING, say, wrapped
 from customops._cli.targets import TARGET_HELP, Op, ops_of, trace
 from customops._describe.render import in_words, outlined, seconds_per_call, table, width_of_screen
-from customops._dispatch.callbacks import filler
+from customops._schema.defaults import filler
 from customops._schema.model import REQUIRED
-from customops._torch.tensors import tensors_in
+from customops._torch.trees import tensors_in
 from customops.checks._trial import Trial
 
 _number = itertools.count()
@@ -93,7 +93,7 @@ def costs_of(op: Op, samples: int, seconds: float) -> list[Cost]:
 
 
 def _cost_of(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any], seconds: float) -> Cost:
-    args, kwargs = _torch.tensors.tree_map(lambda x: x.detach() if isinstance(x, torch.Tensor) else x, (args, kwargs))
+    args, kwargs = _torch.trees.tree_map(lambda x: x.detach() if isinstance(x, torch.Tensor) else x, (args, kwargs))
     lowered = Trial(op._opoverload, *op.lower(*args, **kwargs))
     sample = ", ".join(f"{name}: {outlined(value)}" for name, value in lowered.arguments.items())
     call = seconds_per_call(lambda: op(*args, **kwargs), seconds)
@@ -108,7 +108,7 @@ def _cost_of(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any], seconds: flo
             return value.detach().requires_grad_()
         return value
 
-    args, kwargs = _torch.tensors.tree_map(leaf, (args, kwargs))
+    args, kwargs = _torch.trees.tree_map(leaf, (args, kwargs))
     if not any(tensor.requires_grad for tensor in tensors_in([*args, *kwargs.values()])):
         return cost
     return replace(cost, with_grad=seconds_per_call(lambda: op(*args, **kwargs), seconds))

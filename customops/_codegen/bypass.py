@@ -21,7 +21,7 @@ from customops import _torch
 from customops._codegen.function import ENTER, Source, as_tuple, fill, joined
 from customops._codegen.kernel import Emitter, Shape, any_requires_grad, emit_kernel_call, emit_version_bump
 from customops._dispatch.operator import OperatorHandle, OpSpec
-from customops._dispatch.results import CheckPolicy
+from customops._dispatch.options import CheckPolicy
 from customops._schema.model import Argument, Schema
 from customops._schema.types import ROWS, TypeRow, item_type
 
@@ -220,7 +220,7 @@ def graph_call(
 def _graph_source(shape: Shape, *, allocated: bool) -> Source:
     schema = shape.schema
     source = Emitter("graph_call", shape)
-    source.objects |= {"any_requires_grad": any_requires_grad(schema), "is_lazy": _torch.tensors.is_lazy}
+    source.objects |= {"any_requires_grad": any_requires_grad(schema), "is_lazy": _torch.memory.is_lazy}
     are_plain = []  # the conditions under which there are no subclasses of tensors
     for argument in schema.tensors:
         name = argument.variable
@@ -228,7 +228,7 @@ def _graph_source(shape: Shape, *, allocated: bool) -> Source:
             test = f"$types_in_lists.issuperset($map($type, {name})) and not $any($map($is_lazy, {name}))"
             are_plain.append(f"and ({name} is None or {test})" if argument.is_optional else f"and {test}")
         else:
-            test = f"$type({name}) in $tensor_types and not {_torch.tensors.IS_LAZY.format(name)}"
+            test = f"$type({name}) in $tensor_types and not {_torch.memory.IS_LAZY.format(name)}"
             may_be_none = argument.name in schema.call.may_be_none
             are_plain.append(f"and ({test} or {name} is None)" if may_be_none else f"and {test}")
     records = f"$is_grad_enabled() and $any_requires_grad({', '.join(schema.call.tensors)})"

@@ -16,9 +16,10 @@ from customops._codegen.kernel import Emitter, Shape
 from customops._dispatch.callbacks import Fn, bind_kernel
 from customops._dispatch.operator import OpSpec
 from customops._dispatch.preference import here
+from customops._places import where
 from customops._schema.model import Argument, Schema
 from customops._schema.types import item_type
-from customops.errors import CallbackError, did_you_mean, where
+from customops.errors import CallbackError, did_you_mean
 
 #: How long a choice holds: for arguments that look the same, for equal keys, or for the call.
 Holds = Literal["alike", "keyed", "once"]
@@ -52,8 +53,7 @@ def choice(spec: OpSpec, holds: Holds, chooser: Any, keys: Sequence[Fn], *, allo
     """The function that is called with all arguments of an op, as a kernel is.
 
     Args:
-        chooser: has ``recent``, ``known`` and ``find(values, tensors, *args, **kwargs)``, which returns the
-            `CurrentKernel`.
+        chooser: has ``recent``, ``known`` and ``find(values, tensors, *args, **kwargs)``, for the `CurrentKernel`.
         keys: functions of the arguments whose results belong to the key.
         allocated: the out tensors of a call were allocated by a graph: see `CurrentKernel.fn_if_allocated`.
     """

@@ -20,21 +20,24 @@ from torch.compiler import is_dynamo_compiling
 
 from customops import _torch
 from customops._codegen.function import Source, as_dict, as_tuple, compile_on_first_call, emit_parameters, fill, joined
-from customops._dispatch.callbacks import Fn, in_python_form, is_altered, without_defaults
+from customops._dispatch.callbacks import Fn
 from customops._dispatch.current_kernel import CurrentKernel
 from customops._dispatch.operator import OperatorHandle, OpSpec
-from customops._dispatch.results import CheckPolicy, alias_error, result_error, structure_check
+from customops._dispatch.options import CheckPolicy
+from customops._dispatch.results import alias_error, result_error, structure_check
+from customops._places import cut
+from customops._schema.defaults import in_python_form, is_altered, without_defaults
 from customops._schema.model import Schema
 from customops._torch.schema import Tag
-from customops._torch.tensors import tensors_in
-from customops.errors import CustomOpsError, cut
+from customops._torch.trees import tensors_in
+from customops.errors import CustomOpsError
 
 #: What templates refer to, in any function that calls a kernel.
 _OBJECTS: dict[str, Any] = {
     "CustomOpsError": CustomOpsError,
     "Tensor": Tensor,
     "ad_inplace_or_view": _torch.dispatcher.DispatchKey.ADInplaceOrView,
-    "any_alias": _torch.tensors.any_alias,
+    "any_alias": _torch.memory.any_alias,
     "autocast_is_on": _torch.dispatcher.autocast_is_on,
     "conjugate": _torch.dispatcher.DispatchKey.Conjugate,
     "cut": cut,
@@ -52,7 +55,7 @@ _OBJECTS: dict[str, Any] = {
     "profiler": _torch.dispatcher.profiler,
     "sequences": (list, tuple),
     "set_grad_enabled": _torch.dispatcher.set_grad_enabled,
-    "share_memory": _torch.tensors.outputs_share_memory,
+    "share_memory": _torch.memory.outputs_share_memory,
     "sign": math.copysign,
     "storage": Tensor.untyped_storage,
     "tensor_types": {Tensor, torch.nn.Parameter},
@@ -60,7 +63,7 @@ _OBJECTS: dict[str, Any] = {
     "transform": _torch.dispatcher.innermost_transform,
     "transforms_active": _torch.dispatcher.transforms_active,
     "types_in_lists": {Tensor, torch.nn.Parameter, type(None)},
-    "uses": _torch.tensors.storage_uses,
+    "uses": _torch.memory.storage_uses,
     "without_defaults": without_defaults,
 }
 
@@ -230,7 +233,7 @@ def _emit_checks(shape: Shape) -> tuple[str, str, dict[str, Callable[[str], Any]
         if found and not (schema.is_view or has_one_tensor):
             tensors = schema.call.tensors
             if set(found.values()) == {"Tensor"}:
-                is_own = [_torch.tensors.OWNS_STORAGE.format(each) for each in found]
+                is_own = [_torch.memory.OWNS_STORAGE.format(each) for each in found]
                 in_list = "or $id({}) in $map($id, {} or ())"
                 lists = {each.variable: in_list for each in schema.tensors if not each.is_tensor}
                 pairs = [*itertools.product(found, tensors), *itertools.combinations(found, 2)]

@@ -23,7 +23,7 @@ from torch.compiler import is_dynamo_compiling
 from customops import _torch
 from customops._codegen.function import ENTER, Source, as_dict, as_tuple, emit_parameters, fill
 from customops._dispatch.callbacks import Fn, bind, bind_kernel
-from customops._dispatch.results import describe
+from customops._places import cut, where
 from customops._schema.annotations import code
 from customops._schema.infer import is_part
 from customops._schema.model import REQUIRED, Argument, Schema, names_in
@@ -42,7 +42,7 @@ from customops._schema.structure import (
 )
 from customops._schema.types import hint_of
 from customops._versions import cached_property
-from customops.errors import ArgumentError, AutogradError, CallbackError, CustomOpsError, KernelError, brief, cut, where
+from customops.errors import ArgumentError, AutogradError, CallbackError, CustomOpsError, KernelError, brief, describe
 
 # What generated functions call: tensors or numbers, and the errors for values that do not fit -------------------------
 
@@ -285,8 +285,7 @@ def _never_changes(default: Any) -> bool:
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Formulas and vmap rules of ops with rich types: what they are given and return is in the form of the signature
-# Only tensors have gradients. In an object that holds gradients or tangents, the field of a tensor holds that of the
-# tensor, and every other field holds None.
+# Only tensors have gradients: an object of gradients or tangents holds None in every field that is not a tensor's.
 
 
 def of_tensors(node: Node, values: Mapping[str, Any]) -> Any:

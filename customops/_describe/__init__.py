@@ -1,55 +1,32 @@
 """Descriptions of ops and of calls: as data, and as text of 60 to 120 columns.
 
 `rules` reads a line for each rule off an op, and what each feature has or lacks; `description` puts them together.
-`explanation` follows a call from key to key. `render` lays text out. Here are the
-methods that ops and registries get of it; they load the rest when they are called.
+`explanation` follows a call from key to key. `render` lays text out. The functions
+and the class of this module serve ops and registries, and load these modules on use.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from customops._describe.description import Description
     from customops._describe.explanation import Explanation
 
-P = ParamSpec("P")
+
+def describe(op: Any) -> Description:
+    """Describe an op, as `CustomOpDef.describe` does."""
+    from customops._describe.description import Description
+
+    return Description.of(op)
 
 
-class Described(Generic[P]):
-    """Methods of `CustomOpDef`."""
+def explain(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Explanation:
+    """Explain a call of an op, as `CustomOpDef.explain` does."""
+    from customops._describe.explanation import Explanation
 
-    def describe(self) -> Description:
-        """Describe the op: its schema, kernels and rules, and what is missing for compilers, training and vmap.
-
-        Example:
-            >>> print(double.describe())
-            >>> double.describe().missing
-        """
-        from customops._describe.description import Description
-
-        return Description.of(self)
-
-    def explain(self, /, *args: P.args, **kwargs: P.kwargs) -> Explanation:
-        """Show which kernel a call with these arguments would run, and why, without running it.
-
-        The dispatch modes that are active in this thread are taken into account.
-
-        Returns:
-            An `Explanation`: one step for each dispatch key of the call, and the kernel that runs.
-
-        Raises:
-            ArgumentError: the arguments do not match the op's schema.
-            UnregisteredError: the op was unregistered.
-
-        Example:
-            >>> print(double.explain(torch.ones(2)))
-            >>> double.explain(torch.ones(2)).kernel.where
-        """
-        from customops._describe.explanation import Explanation
-
-        return Explanation.of(self, args, kwargs)
+    return Explanation.of(op, args, kwargs)
 
 
 class Listed:

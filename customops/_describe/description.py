@@ -12,7 +12,7 @@ from customops import _torch
 from customops._describe import render
 from customops._describe.render import entry, shorter_place
 from customops._describe.rules import Rule, Support, rules_of, supports_of
-from customops.errors import location_of
+from customops._places import location_of
 
 #: What the names of lines are on the screen.
 _TITLES = {"torch_dispatch": "dispatch rule", "impl": "at key", "lowering": "lowering", "out": "out kernel"}

@@ -14,13 +14,15 @@ from customops._codegen import bypass
 from customops._describe import render
 from customops._describe.render import entry, filled, outlined, shorter_place
 from customops._describe.rules import Rule, Step, autograd_of_others, of_function, rules_of
-from customops._dispatch.callbacks import completer
+from customops._dispatch.call_errors import no_kernel
 from customops._dispatch.current_kernel import CurrentKernel
 from customops._dispatch.preference import here, names_for
+from customops._places import location_of, where
 from customops._rules.choice import chooser_of
+from customops._schema.defaults import completer
 from customops._torch.dispatcher import Entry
-from customops._torch.tensors import tensors_in
-from customops.errors import ArgumentError, location_of, where
+from customops._torch.trees import tensors_in
+from customops.errors import ArgumentError
 
 #: Keys at which torch itself resolves something of a tensor, and goes on.
 _RESOLVED = {
@@ -232,7 +234,7 @@ class Route:
         return f", named {chosen.name}, one of {len(chooser.kernels)}{why}{reasons}"
 
     def _no_kernel(self, key: str) -> Step:
-        return Step(key, "raises", f"no kernel here; fix: {self.operator.no_kernel(key).fix}")
+        return Step(key, "raises", f"no kernel here; fix: {no_kernel(self.operator.qualname, key).fix}")
 
 
 def named(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,19 +8,18 @@ from typing import Any, Literal
 
 from customops import _torch
 from customops._dispatch.callbacks import Fn
-from customops._dispatch.names import _ANY_DEVICE
+from customops._dispatch.devices import ANY_DEVICE
 from customops._dispatch.preference import here, names_for
+from customops._places import location_of, name_of, where
 from customops._rules.autocast import AutocastRule
 from customops._rules.choice import DEFAULT, REFERENCE, hidden_in, in_order
 from customops._rules.compilers import DecompositionRule, InductorLoweringRule
 from customops._rules.flops import FlopsRule
-from customops._rules.functionalization import EffectRule, TorchDispatchRule
-from customops._rules.kernel import RawRule
+from customops._rules.modes import EffectRule, RawRule, TorchDispatchRule
 from customops._rules.out import Allocates, Copies, is_stub
 from customops._rules.sharding import ShardingRule
 from customops._rules.vmap import _Strategy
 from customops._torch.schema import Tag
-from customops.errors import location_of, name_of, where
 
 #: How something came to be there: registered by the user, defined with the op, derived by customops from what else is
 #: there, or put into the dispatcher by others.
@@ -207,7 +206,7 @@ def _fake_of_others(qualname: str) -> str | None:
     if record is not None:
         return str(record.source)
     table = _torch.dispatcher.registered_at(qualname)
-    places = table.get("Meta") or table.get(_ANY_DEVICE) or table.get(_FOR_MANY[2])
+    places = table.get("Meta") or table.get(ANY_DEVICE) or table.get(_FOR_MANY[2])
     return places[0] if places else None
 
 

@@ -1,4 +1,4 @@
-"""Callbacks of the user: do they take the op's arguments, and with which defaults are they called?"""
+"""Check that a callback of the user accepts the arguments of its op; call it without those that it leaves out."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from customops._places import name_of, user_stacklevel, where
 from customops._schema.model import Argument, Schema
-from customops._schema.types import converted, row_of
-from customops.errors import CallbackError, RegistrationError, brief, name_of, user_stacklevel, where
+from customops.errors import CallbackError, RegistrationError, brief
 
 __tracebackhide__ = True  # pytest leaves the frames out
 
@@ -143,87 +143,3 @@ def _equal(value: Any, default: Any) -> bool:
     if value is default or isinstance(value, (Tensor, torch.SymInt, torch.SymFloat, torch.SymBool)):
         return value is default
     return bool(value == default or (value != value and default != default))  # the latter is NaN
-
-
-# Defaults of arguments that the dispatcher left out, or holds in another form -----------------------------------------
-
-
-#: Puts defaults in: ``(args, kwargs) -> (args, kwargs)``.
-Fill = Callable[[tuple[Any, ...], dict[str, Any]], tuple[tuple[Any, ...], dict[str, Any]]]
-
-
-def filler(schema: Schema) -> Fill | None:
-    """A function that puts defaults back, or None for an op without any.
-
-    The dispatcher drops trailing arguments that equal their default, and hands the rest over. Callbacks always get
-    them all, in the Python form in which the op's author wrote them.
-    """
-    if True not in [argument.has_default for argument in schema.arguments]:
-        return None
-    defaults = tuple([argument.default for argument in schema.positional])
-    keyword_only = schema.keyword_only
-    altered = [(i, a) for i, a in enumerate(schema.positional) if a.has_default and is_altered(a)]
-    has_lists = tuple in map(type, defaults)
-    if not (keyword_only or altered or has_lists):
-        return lambda args, kwargs: (args + defaults[len(args) :], kwargs)
-
-    def fill(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        filled = [*args, *map(_fresh, defaults[len(args) :])]
-        for i, argument in altered:
-            filled[i] = in_python_form(argument, filled[i])
-        named = {
-            a.name: in_python_form(a, kwargs[a.name]) if a.name in kwargs else _fresh(a.default) for a in keyword_only
-        }
-        return tuple(filled), named
-
-    return fill
-
-
-def completer(schema: Schema) -> Fill:
-    """The same for a call in which positional arguments may be given by name: it puts them in their places."""
-    fill = filler(schema)
-    by_keyword = {argument.name for argument in schema.keyword_only}
-
-    def complete(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        given = list(args)
-        for argument in schema.positional[len(args) :]:
-            if argument.name not in kwargs and not argument.has_default:
-                break
-            given.append(kwargs.get(argument.name, _fresh(argument.default)))
-        named = {name: value for name, value in kwargs.items() if name in by_keyword}
-        return fill(tuple(given), named) if fill is not None else (tuple(given), named)
-
-    return complete
-
-
-def without_defaults(values: tuple[Any, ...], defaults: tuple[Any, ...]) -> tuple[Any, ...]:
-    """`values` without those at the end that were left out: they are the objects of `defaults`."""
-    count = len(values)
-    while count and values[count - 1] is defaults[count - 1]:
-        count -= 1
-    return values[:count]
-
-
-def is_altered(argument: Argument) -> bool:
-    """Does the dispatcher hold the default in another form than the op's author wrote it?"""
-    if argument.default_is_none_in_text:
-        return True
-    row = row_of(argument.type)
-    return row.keeps_default and isinstance(argument.default, row.defaults)
-
-
-def in_python_form(argument: Argument, value: Any) -> Any:
-    """`value` as the dispatcher handed it over; the default, if it stands for that, as its author wrote it."""
-    if not is_altered(argument):
-        return value
-    if argument.default_is_none_in_text:
-        return _fresh(argument.default) if value is None else value
-    if value is None:
-        return None
-    read = row_of(argument.type).read_default
-    return argument.default if converted(read, value) == converted(read, argument.default) else value
-
-
-def _fresh(default: Any) -> Any:
-    """A list default is a new list in each call, as lists that the dispatcher passes are."""
-    return list(default) if isinstance(default, tuple) else default

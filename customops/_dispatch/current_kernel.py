@@ -1,8 +1,7 @@
 """`CurrentKernel`: the user's kernel that generated functions call; and observers, who see kernels and calls.
 
-Generated functions read `CurrentKernel.fn` in each call, and an op's object its ``_entry``. As long as nobody observes,
-these are the user's function and torch's: a call pays nothing for what could be seen of it. `observe` puts functions
-around all of them, and takes these away again.
+Generated functions read `CurrentKernel.fn` in each call, and an op's object its ``_entry``. Without observers, these
+are the user's function and torch's, so that a call costs no more. `observe` wraps all of them, and unwraps them.
 """
 
 from __future__ import annotations
@@ -17,8 +16,8 @@ from typing import Any, Protocol
 from customops import _torch
 from customops._dispatch.callbacks import Fn
 from customops._dispatch.registrations import lock
+from customops._places import location_of
 from customops._schema.model import Schema
-from customops.errors import location_of
 
 __tracebackhide__ = True  # pytest leaves the frames out
 
@@ -85,8 +84,7 @@ class CurrentKernel:
 
     Attributes:
         fn: what is called: the user's function, or what observers put around it.
-        fn_if_allocated: called in the place of `fn` with out tensors that a graph has just allocated, as the fake impl
-            says: there is less to check.
+        fn_if_allocated: called instead of `fn` if a graph allocated the out tensors: there is less to check.
         registered: the user's function.
         op, device_type, schema: of what it is the kernel; None stands for all devices without one of their own.
         name: the name by which it was registered, if it is one of several; "" else.

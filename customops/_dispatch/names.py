@@ -1,17 +1,16 @@
-"""Names of ops, device types and dispatch keys."""
+"""Names of ops, and the overloads that users mean by them."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 from customops import _torch
-from customops._schema.model import Schema
+from customops._places import name_of
 from customops._torch.library import OpOverload, OpOverloadPacket
-from customops.errors import DefinitionError, RegistrationError, brief, did_you_mean, name_of
+from customops.errors import DefinitionError, RegistrationError, brief, did_you_mean
 
 __tracebackhide__ = True  # pytest leaves the frames out
 
@@ -77,7 +76,7 @@ class Name(_Parts):
         return cls(namespace, name, overload)
 
     def check_new(self) -> None:
-        """Raise DefinitionError if no op can be defined by this name, or none that could be found by it."""
+        """Raise DefinitionError if no op of this name can be defined, or found in ``torch.ops``."""
         problem = _torch.schema.name_problem(self)
         if problem is not None:
             problem = f"an op cannot have this name: {problem}"
@@ -88,7 +87,7 @@ class Name(_Parts):
 
 
 def own_name(text: str) -> Name:
-    """The name for an op to be defined."""
+    """Return the checked name of an op that is to be defined."""
     name = Name.parse(text)
     if name.namespace in RESERVED_NAMESPACES:
         raise DefinitionError(
@@ -109,7 +108,7 @@ def exists(name: Name) -> bool:
 
 
 def find_op(op: Any) -> OpOverload:
-    """The overload that a user means by an OpOverload, a packet, a name, or torch's own CustomOpDef."""
+    """Return the overload for an OpOverload, a packet, a name, or torch's own CustomOpDef."""
     overload = getattr(op, "_opoverload", op)
     if isinstance(overload, OpOverload):
         return overload
@@ -134,84 +133,3 @@ def find_op(op: Any) -> OpOverload:
             or "define it first, or import the library that does; overloads are named ns::name.overload",
         )
     return found
-
-
-# Device types and dispatch keys ---------------------------------------------------------------------------------------
-
-DeviceTypes = str | Sequence[str] | None
-#: Where the kernel for "every other device" goes: it serves all backends, and is below autograd.
-_ANY_DEVICE = "CompositeExplicitAutograd"
-#: Device types that are named in messages.
-_KNOWN = ("cpu", "cuda", "xpu", "mps", "hpu", "mtia", "xla", "meta")
-
-
-def check_devices(device_types: DeviceTypes, schema: Schema, op: str) -> tuple[str | None, ...]:
-    """`device_list`; raise also where nothing in the op's arguments says which device's kernel to run."""
-    devices = device_list(device_types, op)
-    if devices != (None,) and not schema.tensors and schema.device_argument is None:
-        raise DefinitionError(
-            "Functions without tensor inputs are required to have a `device: torch.device` argument",
-            op=op,
-            expected="a device to choose the kernel by",
-            got=str(schema),
-            fix="add one, or register the kernel for every device with device_types=None",
-        )
-    return devices
-
-
-def device_list(device_types: DeviceTypes, op: str) -> tuple[str | None, ...]:
-    """The device types, or their dispatch keys, as a checked tuple; (None,) is every device, as torch's "default"."""
-    if device_types is None:
-        return (None,)
-    given: tuple[Any, ...] = (device_types,)
-    if isinstance(device_types, Iterable) and not isinstance(device_types, str):
-        given = tuple(device_types)
-    devices: dict[str | None, None] = {}
-    for device in given:
-        if device in ("default", _ANY_DEVICE):
-            device = None
-        elif isinstance(device, str) and _torch.dispatcher.is_dispatch_key(device):
-            device = _torch.dispatcher.device_of_key(device) or device
-        if device is not None:
-            _check_device(device, op)
-        devices[device] = None
-    if not devices:
-        raise DefinitionError("device_types is empty", op=op, fix="device_types=None stands for every device")
-    return tuple(devices)
-
-
-def dispatch_keys(types: str | Iterable[str], op: str) -> tuple[str, ...]:
-    """The dispatch keys that are meant by keys, device types or "default"."""
-    types = tuple(types) if isinstance(types, Iterable) and not isinstance(types, str) else (types,)
-    if not types:
-        raise RegistrationError("no dispatch key is given", op=op, argument="types", fix='"default" is every device')
-    keys: dict[str, None] = {}
-    for each in types:
-        if each == "default":
-            each = _ANY_DEVICE
-        elif not (isinstance(each, str) and _torch.dispatcher.is_dispatch_key(each)):
-            _check_device(each, op, "types")
-            each = _torch.dispatcher.device_key(each)
-        keys[each] = None
-    return tuple(keys)
-
-
-def _check_device(device_type: Any, op: str, argument: str = "device_types") -> None:
-    fields: dict[str, str] = {"op": op, "argument": argument, "got": brief(device_type)}
-    if not isinstance(device_type, str):
-        right = f'"{device_type.type}"' if isinstance(device_type, torch.device) else "None, for all devices"
-        if callable(device_type):
-            right = f'@register_kernel("cpu"), with the device type, above {name_of(device_type)}'
-        raise DefinitionError("a device type must be a string", expected='e.g. "cpu" or "cuda"', fix=right, **fields)
-    try:
-        _torch.dispatcher.device_key(device_type)
-    except RuntimeError as error:
-        known = [each for each in _KNOWN if _torch.dispatcher.is_device_type(each)]
-        word = device_type.partition(":")[0].lower()
-        meant = "cuda" if word == "gpu" else word if _torch.dispatcher.is_device_type(word) else None
-        fix = f'"{meant}", for all devices of the type' if meant else did_you_mean(word, known)
-        if _torch.dispatcher.is_dispatch_key(device_type):
-            fix = "; ".join(filter(None, [fix, "customops.impl takes dispatch keys"]))
-        raise RegistrationError(
-            f"unknown device type: Expected one of {', '.join(known)}, ...", fix=fix, **fields
-        ) from error

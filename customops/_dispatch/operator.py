@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import operator as operators
-import re
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,75 +13,47 @@ import torch
 from torch import Tensor
 
 from customops import _torch
+from customops._dispatch import call_errors
 from customops._dispatch.callbacks import Fn
 from customops._dispatch.current_kernel import CurrentKernel
-from customops._dispatch.names import DeviceTypes, Name
+from customops._dispatch.devices import DeviceTypes
+from customops._dispatch.names import Name
+from customops._dispatch.options import DEFAULTS, Options, check_policy
 from customops._dispatch.registrations import Undo, lock, nothing
-from customops._dispatch.results import CheckPolicy, check_policy
-from customops._schema.advice import may_be_none, part_with, type_of
+from customops._places import location_of, user_stacklevel
 from customops._schema.model import ALL, Differentiable, Schema
-from customops._schema.parse import from_dispatcher, signature_of
+from customops._schema.parse import from_dispatcher
 from customops._schema.structure import Signature
 from customops._torch.library import Library, OpOverload
 from customops._torch.schema import Tag, for_dispatcher
 from customops._versions import cached_property
-from customops.errors import (
-    ArgumentError,
-    DefinitionError,
-    RegistrationError,
-    UnsupportedError,
-    brief,
-    did_you_mean,
-    first_line,
-    location_of,
-    user_stacklevel,
-)
+from customops.errors import DefinitionError, first_line
 
 __tracebackhide__ = True  # pytest leaves the frames out
 
 
-class Options(NamedTuple):
-    """How an op is called: what its definition says, until `Registry.configure` says something else."""
-
-    check: CheckPolicy = "always"
-    bypass: bool = False
-    eager: bool = False
-    #: May the code of a graph run the kernel without the dispatcher?
-    direct_in_graphs: bool = True
-    #: Do compilers choose among several kernels, while they trace? Else each call chooses.
-    choose_when_traced: bool = True
-
-    @property
-    def skip_dispatcher(self) -> bool:
-        """May calls of the object run the kernel without the dispatcher?"""
-        return self.bypass or self.eager
-
-
-DEFAULTS = Options()
-
-
 @dataclass(frozen=True)
 class OpSpec:
-    """What an op is: all that its definition says. An op that is defined anew after its removal has the same one."""
+    """The frozen description of an op, by its definition. An op that is restored after its removal keeps it."""
 
     name: Name
     schema: Schema
     tags: tuple[torch.Tag, ...] = ()
-    #: The schema as the user wrote it, which then is what the dispatcher gets.
+    #: The schema as the user wrote it, for the dispatcher.
     text: str | None = None
-    #: What the op was defined from. An op without one was defined by its schema alone, or outside customops.
+    #: The function that the op was defined from. None: it was defined by its schema, or outside customops.
     fn: Fn | None = None
-    #: What the function takes and returns, if that is not just what the schema says.
+    #: The types of the function's parameters and results, if the schema lacks some of them.
     signature: Signature | None = None
-    #: `fn`, as it is called with what the schema says. None: as it is.
+    #: `fn` with the schema's parameters, if these are others.
     lowered_fn: Fn | None = None
     #: The devices that `fn` is the kernel of.
     device_types: DeviceTypes = None
     options: Options = DEFAULTS
     differentiable: Differentiable = ALL
-    #: May compilers trace into `fn`, and run it on tensors without data?
+    #: Whether compilers may trace into `fn`, and run it on tensors without data.
     traceable: bool = False
-    #: May kernels call torch functions whose result depends on gradient mode, autocast or modes?
+    #: Whether kernels may call torch functions whose result depends on gradient mode, autocast or modes.
     kernel_calls_torch: bool = True
     #: ``file:line`` of the definition.
     source: str = ""
@@ -96,12 +67,12 @@ class OpSpec:
 
     @property
     def place(self) -> str:
-        """``file:line`` of the function, else of the definition."""
+        """Return ``file:line`` of the function, else of the definition."""
         return location_of(self.fn) if self.fn is not None else self.source
 
     @cached_property
     def mutation_only(self) -> OpSpec | None:
-        """The variant of an in-place or out op that returns nothing, for functionalization; None for other ops."""
+        """Return the variant of an in-place or out op that returns nothing, for functionalization; else None."""
         returns_mutated = Tag.inplace in self.tags or Tag.out in self.tags
         if not returns_mutated or self.fn is None or self.schema.is_view:
             return None
@@ -112,27 +83,26 @@ class OpSpec:
 
 # The fast path: kernels that may be called without going through the dispatcher again ---------------------------------
 
-#: Is a call of this kind? The number of its tensors; does one require grad? And the current kernel that it runs.
+#: A guard for one kind of call, the number of its tensors, whether one requires grad, and the kernel that it runs.
 Kind = tuple[_torch.dispatcher.Guard, int, bool, Any]
-#: How many kinds of call an op has, and how many of them are looked for in each call.
+#: Maximum numbers of the kinds of call of an op, and of those that each call looks for.
 _KINDS, _RECENT = 32, 3
 
 
 class FastPath:
-    """Which kernel may be called directly. Forgotten with every change of the op's kernels."""
+    """The kernels that may be called directly. Each change of the op's kernels clears it."""
 
     def __init__(self) -> None:
-        #: Has the op been called with tangents? See `OperatorHandle.saw_tangents`.
+        #: Whether the op was called with tangents: see `OperatorHandle.saw_tangents`.
         self.tangents_seen = False
         #: Key set at Autograd or ADInplaceOrView, as a number -> the current kernel, or None: use the dispatcher.
-        #: Those that were not seen yet are missing.
         self.by_keyset: dict[int, Any] = {}
-        #: The same by the key of a device, for what is called past the dispatcher, and in compiled graphs.
+        #: Key of a device -> the same, for calls past the dispatcher, and in compiled graphs.
         self.by_device: dict[str | None, Any] = {}
         self.in_graphs: dict[Any, Any] = {}
-        #: The kinds of call that go past the dispatcher, by what tells most of them apart.
+        #: The kinds of call that go past the dispatcher, by the dtypes and dimensions of the tensors.
         self.kinds: dict[Any, list[Kind]] = {}
-        #: Those that were looked for last.
+        #: The kinds that were used last.
         self.recent: tuple[Kind, ...] = ()
 
     def clear(self) -> None:
@@ -142,12 +112,12 @@ class FastPath:
         self.kinds, self.recent = {}, ()
 
 
-#: By the name of the op: objects of several registries may stand for one op.
+#: By the name of the op, because objects of several registries can stand for one op.
 _fast_paths: weakref.WeakValueDictionary[str, FastPath] = weakref.WeakValueDictionary()
 
 
 def forget_fast_paths(qualname: str | None = None) -> None:
-    """A kernel was registered outside customops, for an op or for any."""
+    """Clear the fast paths of an op, or of all: a kernel was registered outside customops."""
     with lock:
         paths = list(_fast_paths.values()) if qualname is None else filter(None, [_fast_paths.get(qualname)])
         for path in paths:
@@ -161,17 +131,17 @@ class Kernel(NamedTuple):
     """A function at a dispatch key."""
 
     fn: Callable[..., Any]
-    with_keyset: bool  # is it given the key set?
-    #: What it calls, if the fast path may call that in its place.
+    with_keyset: bool  # whether it takes the key set
+    #: The kernel that it calls, if the fast path may call that instead.
     current_kernel: CurrentKernel | None
-    #: Is it the user's own, put at a key of their choice?
+    #: Whether the user chose the key, and no trampoline stands before it.
     raw: bool
 
 
 class OperatorHandle:
     """An op in the dispatcher: an overload, and the libraries that its kernels go through.
 
-    A handle with a `library` made the op and removes it again. The others attach to an op that exists.
+    A handle with a `library` made the op and removes it. Other handles attach to an op that exists.
     """
 
     def __init__(
@@ -186,25 +156,24 @@ class OperatorHandle:
         self.qualname: Final = spec.qualname
         self.schema: Final = spec.schema
         self.tags: Final = spec.tags
-        #: Those of the spec, or what they were configured to be.
-        self.options = spec.options
+        self.options: Final = spec.options
         self.differentiable: Final = spec.differentiable
         self.overload: Final = overload
         self.library: Final = library
-        #: Do rules come with the op? Else it has in the dispatcher what is registered, and nothing more.
+        #: Whether rules come with the op. Otherwise it has only what is registered.
         self.has_own_rules: Final = library is not None and spec.fn is not None
-        #: What stands for an in-place or out op under functionalization.
+        #: The variant that replaces an in-place or out op under functionalization.
         self.mutation_only: Final = mutation_only
-        #: What to raise for an op that is gone.
+        #: The error that a removed op raises.
         self.removed: Exception | None = None
         #: Chooses among several kernels for fakes in a trace: see `KernelRule.choose_in_trace`.
         self.choose_in_trace: Callable[[tuple[Any, ...], dict[str, Any]], str | None] = lambda args, kwargs: None
-        #: What is to be undone then, besides what libraries hold.
+        #: Undone with the removal, beside what libraries hold.
         self.on_removal: list[Undo] = []
         self.fast_path = _fast_paths.setdefault(spec.qualname, FastPath())
         if library is not None:
             self.fast_path.clear()  # it may be that of an op that had the name
-        #: The handle of the op once it was removed and is restored.
+        #: The handle of the op after it was removed and restored.
         self.successor: OperatorHandle | None = None
         self._added: list[Library] = []
         #: The Python kernels at each key, newest last.
@@ -216,7 +185,7 @@ class OperatorHandle:
 
     @property
     def live(self) -> OperatorHandle:
-        """The handle of the op now, for what was registered before the op was removed and restored."""
+        """Return the current handle of the op, also after it was removed and restored."""
         handle = self
         while handle.successor is not None:
             handle = handle.successor
@@ -227,7 +196,7 @@ class OperatorHandle:
         """Define an op.
 
         Raises:
-            DefinitionError: torch refuses the schema or the tags. Nothing is left behind.
+            DefinitionError: torch refuses the schema or the tags. Nothing has changed then.
         """
         library, overload = _define(spec.name, spec.text or spec.schema.text, spec.tags)
         try:
@@ -252,7 +221,7 @@ class OperatorHandle:
 
     @classmethod
     def attach(cls, overload: OpOverload, source: str) -> OperatorHandle:
-        """A handle to an op that exists already."""
+        """Return a handle to an op that exists."""
         name = Name.parse(_torch.library.name_of_overload(overload))
         options = Options(check_policy(None, name.qualname))
         spec = OpSpec(name, from_dispatcher(overload._schema), tuple(overload.tags), options=options, source=source)
@@ -268,10 +237,9 @@ class OperatorHandle:
         current_kernel: CurrentKernel | None = None,
         raw: bool = False,
     ) -> Undo:
-        """Install `fn` at a dispatch key; calling what is returned takes it away again.
+        """Install `fn` at a dispatch key, and return how to remove it.
 
-        The dispatcher takes kernels back only with their library. What comes with the op goes through the op's own;
-        what is added later (`own_library`) has a library of its own.
+        The dispatcher removes kernels only with their library, so later kernels (`own_library`) have their own.
         """
         library, undo = self._library(own_library)
         try:
@@ -351,12 +319,12 @@ class OperatorHandle:
         return library, drop
 
     def forget(self, key: str, kernel: Kernel) -> None:
-        """A kernel is gone from the dispatcher; let torch remember the one that now runs in its place."""
+        """Let torch remember the kernel that runs in the place of one that is gone from the dispatcher."""
         kernels = self._kernels[key]
         if kernel not in kernels:
             return
         kernels.remove(kernel)
-        # On a living op nothing calls what is remembered for a key without a kernel; a kernel there is not ours.
+        # On a living op, nothing calls the remembered kernel of a key without kernels; others may have one there.
         gone = _torch.library.find_overload(self.name.packet, self.name.overload) is None
         if kernels or gone or _torch.dispatcher.has_kernel(self.qualname, key):
             newest = kernels[-1][:2] if kernels else None
@@ -365,38 +333,37 @@ class OperatorHandle:
             _torch.library.remember_kernel(self.name.namespace, self.name.local, key, newest)
 
     def recompile(self) -> None:
-        """What compilers trace of the op has changed: compiled code that holds it is compiled anew."""
+        """Let compiled code that holds the op be compiled anew: what compilers trace has changed."""
         _torch.dynamo.recompile(self.qualname)
         if Tag.out in self.tags and self.name.overload:  # inductor calls it in the place of the functional op
             _torch.dynamo.recompile(self.name.packet)
 
     def inspect_compiled(self) -> None:
-        """A compiler has asked the fake impl: the next call of each kernel shows whether it is right."""
+        """Inspect the next call of each kernel, because a compiler relies on the fake impl."""
         for kernels in self._kernels.values():
             for kernel in kernels:
                 if kernel.current_kernel is not None:
                     kernel.current_kernel.inspect(compiled=True)
 
     def _forget_dispatch(self) -> None:
-        """Kernels came or went: where a key leads has to be found out anew."""
+        """Forget which kernels keys lead to."""
         self.fast_path.clear()
         _torch.library.dispatch_cache(self.overload).clear()
 
     def saw_tangents(self) -> None:
-        """From now on look for tangents in each call: it is not called directly any more.
+        """Turn off the fast path, so that each call looks for tangents.
 
-        A compiled graph opens levels of forward mode without telling Python, so that none may seem to be open where
-        one is. But what it does was traced before, and then this op saw the tangents.
+        A compiled graph can open a forward-mode level that Python does not see; the op saw the tangents when traced.
         """
         with lock:
             self.fast_path.tangents_seen = True
             self.fast_path.clear()
 
     def find_fast_path(self, keyset: Any) -> Any:
-        """The kernel that may be called directly for a key set at Autograd or ADInplaceOrView, or None: redispatch.
+        """Return the kernel that may be called directly for a key set at Autograd or ADInplaceOrView, or None.
 
-        That is the kernel of the device, if the key set holds nothing else that acts, and if all kernels that the
-        dispatcher could come to are ours: it does not tell which of several it would choose.
+        It is the kernel of the device, if no other key of the key set acts, and all kernels on the way are ours: the
+        dispatcher does not tell which of several it would choose.
         """
         with lock:
             backend = _torch.dispatcher.plain_backend(keyset.raw_repr(), bool(self.schema.mutated))
@@ -404,7 +371,7 @@ class OperatorHandle:
         return found
 
     def find_past_dispatcher(self, tensors: Sequence[Tensor]) -> Any:
-        """The kernel that a call with these tensors may run without the dispatcher, or None."""
+        """Return the kernel that a call with these tensors may run without the dispatcher, or None."""
         if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
             return None
         if _torch.dispatcher.mode_count() or _torch.dispatcher.transforms_active():
@@ -415,10 +382,10 @@ class OperatorHandle:
         key = tuple([(tensor.dtype, tensor.ndim) for tensor in tensors])
         with lock:
             for kind in path.kinds.get(key, ()):
-                if kind[0](*tensors):  # it is looked for first from now on
+                if kind[0](*tensors):  # the next call looks for it first
                     path.recent = (kind, *(each for each in path.recent if each is not kind))[:_RECENT]
                     return kind[-1]
-            if sum(map(len, path.kinds.values())) >= _KINDS:  # to look for kinds takes time
+            if sum(map(len, path.kinds.values())) >= _KINDS:  # looking for kinds takes time
                 return None
             backend = _torch.dispatcher.plain_tensors(tensors)
             if backend not in path.by_device:
@@ -433,9 +400,9 @@ class OperatorHandle:
             return current_kernel
 
     def find_fast_path_in_graphs(self, backend: str | tuple[str, str]) -> Any:
-        """The same for dense tensors of a device, given by its key. An op with autocast has none.
+        """Return the kernel that graphs may call for dense tensors of a device, given by its key or ``(key, name)``.
 
-        Of several kernels one may be meant, by its name: ``(key, name)``.
+        An op with an autocast rule has none.
         """
         known = self.fast_path.in_graphs
         with contextlib.suppress(KeyError):  # in one step: another thread may clear the table
@@ -451,11 +418,11 @@ class OperatorHandle:
         return found
 
     def _find_kernel(self, backend: str | None, *, dispatched: bool) -> Any:
-        """The kernel that a device runs, if all kernels on the way to it are rules'.
+        """Return the kernel that a device runs, if all kernels on the way are those of rules.
 
-        The way of a call that was dispatched starts at ADInplaceOrView; that of another, without keys of modes, above.
+        The way starts at ADInplaceOrView for a dispatched call; for others, which have no keys of modes, above it.
         """
-        # There is no fast path at Meta: registrations there, as of each fake, clear none.
+        # Meta has no fast path: registrations there, as of each fake, clear none.
         if backend is None or backend == "Meta" or self.fast_path.tangents_seen:
             return None
         above = [] if dispatched else ["Autograd", f"Autograd{backend}", f"Autocast{backend}", "BackendSelect"]
@@ -463,7 +430,7 @@ class OperatorHandle:
         return current_kernel if current_kernel is not None and current_kernel.direct is not None else None
 
     def kernel_on(self, backend: str, above: Iterable[str] = ()) -> CurrentKernel | None:
-        """The kernel that a device runs, or None if one at a key on the way to it is not a rule's."""
+        """Return the kernel that a device runs, or None if a kernel on the way is not one of a rule."""
         if self.removed is not None:
             return None
         registered, found = _torch.dispatcher.registered_at(self.qualname), None
@@ -477,139 +444,20 @@ class OperatorHandle:
         return found
 
     def explain(self, error: RuntimeError, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> None:
-        """Raise, in the place of what a call of the op raised, what says more in fewer lines."""
-        text = str(error)
-        if text.startswith(f"Could not run '{self.qualname}' with arguments from the "):
-            raise self.no_kernel(text.split("'")[3]) from None
-        if not text.startswith((f"{self.qualname}() ", "Unknown keyword argument ")):
-            return
-        wrong = _WRONG_VALUE.match(text)
-        if wrong is None:
-            self._raise_if_misfit(args, kwargs or {})
-            return
-        wanted, path, found, value = wrong.groups()
-        expected = wanted
-        problem = f"Expected a value of type {wanted!r} for argument {path!r} but instead found type {found!r}"
-        # That is torch's text; for an op with a signature of its own, it is said in the words of that.
-        parts = (part_with(each.node, path) for each in self.spec.signature.parameters) if self.spec.signature else ()
-        part = next((each for each in parts if each is not None), None)
-        if part is not None:
-            problem, path = "an argument has a value that the signature does not allow", part.path
-            expected = type_of(part) + " | None" * may_be_none(part)
-        raise ArgumentError(
-            problem,
-            op=self.qualname,
-            argument=path,
-            expected=expected,
-            got=value if len(value) <= 80 else f"{value[:77]}...",
-            fix=_conversion(wanted, path, found),
-        ) from None
-
-    def _raise_if_misfit(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Raise for arguments that the op does not have, or that are missing."""
-        signature, positional = signature_of(self.schema), len(self.schema.positional)
-        try:
-            signature.bind(*args, **kwargs)
-            return
-        except TypeError as error:
-            problem = str(error)
-        names = [argument.name for argument in self.schema.arguments]
-        given = [*(brief(each, 30) for each in args), *(f"{name}={brief(each, 30)}" for name, each in kwargs.items())]
-        argument = next((name for name in kwargs if name not in names), None)
-        if argument is not None:
-            problem, fix = f"there is no argument {argument!r}", did_you_mean(argument, names)
-            left = [name for name in names[len(args) :] if name not in kwargs]
-            fix = fix or (f"did you mean {left[0]}?" if len(left) == 1 else f"leave {argument} out")
-        elif len(args) > positional:
-            problem = f"it takes {positional} by position, and {len(args)} were given"
-            argument = next((each.name for each in self.schema.keyword_only if each.name not in kwargs), None)
-            fix = (
-                f"{argument}={given[positional]}, by name"
-                if argument
-                else f"leave out {', '.join(given[positional : len(args)])}"
-            )
-        else:
-            argument = problem.rpartition("argument")[2].strip(": '")
-            fix = f"give {argument} once" if argument in kwargs else f"pass {argument}"
-        raise ArgumentError(
-            f"the arguments do not fit: {problem}",
-            op=self.qualname,
-            argument=argument,
-            expected=f"{self.name.name}{signature.replace(return_annotation=signature.empty)}".replace("'", ""),
-            got=f"{self.name.name}({', '.join(given)})",
-            fix=fix,
-        )
-
-    def no_kernel(self, backend: str) -> UnsupportedError:
-        """The error for tensors of a backend for which there is no kernel. It starts as torch's, which is 47 lines."""
-        devices = map(_torch.dispatcher.device_of_key, _torch.dispatcher.registered_at(self.qualname))
-        present = [each for each in devices if each is not None]
-        device = _torch.dispatcher.device_of_key(backend)
-        register = f'customops.impl("{self.qualname}", "{backend}", fn)'
-        if device is not None:
-            register = f'op.register_kernel("{device}", fn)'
-        return UnsupportedError(
-            f"Could not run '{self.qualname}' with arguments from the '{backend}' backend: it has no kernel there",
-            op=self.qualname,
-            expected=f"tensors on {' or '.join(present)}" if present else "some kernel",
-            fix=register + (f', or move the tensors to "{present[0]}"' if present else ""),
-        )
+        """Raise a clearer error for an error of the dispatcher in a call of the op."""
+        call_errors.explain(error, self.name, self.schema, self.spec.signature, args, kwargs or {})
 
     def newest_kernels(self) -> dict[str, Kernel]:
-        """The kernel of ours that counts at each dispatch key, the keys above first."""
+        """Return our newest kernel at each dispatch key, with Autograd first."""
         keys = sorted(self._kernels, key=lambda key: key != "Autograd")
         return {key: self._kernels[key][-1] for key in keys if self._kernels[key]}
 
 
 _is_raw = operators.attrgetter("raw")
 
-#: What the dispatcher says to an argument of another type.
-_WRONG_VALUE = re.compile(
-    r".*Expected a value of type '(.+)' for argument '(\w+)' but instead found type '(.+)'\.\n.*\nValue: (.*)"
-)
-
-#: Types of the dispatcher that have the names of functions of Python that make such values.
-_MAKERS = ("int", "float", "bool", "str")
-
-
-def _conversion(wanted: str, name: str, found: str) -> str:
-    """What makes a value of the type that is wanted of one that was found."""
-    wanted = wanted.removeprefix("Optional[").removesuffix("]" * wanted.startswith("Optional["))
-    is_list, item = wanted.startswith("List["), wanted.removeprefix("List[").removesuffix("]")
-    if item == "Tensor":
-        make = "torch.as_tensor({})" if found not in ("str", "dict") else "a tensor"
-    elif item in _MAKERS:
-        is_number = found in (*_MAKERS, "Tensor", "list", "tuple") or "numpy" in found
-        make = ("{}.item()" if found == "Tensor" and not is_list else f"{item}({{}})") if is_number else f"a {item}"
-    else:
-        make = f"a value of type {item}"
-    if make.startswith("a "):
-        return f"pass {make}" if not is_list else f"pass a list, each item {make}"
-    if not is_list:
-        return make.format(name)
-    fits = found in (item, "int" if item == "float" else item)
-    return f"[{name}]" if fits else f"[{make.format('x')} for x in {name}]"
-
-
-def check_library(lib: Library | None, namespace: str, op: str) -> None:
-    """Raise unless an op, or registrations on it, can end with `lib`."""
-    if lib is None:
-        return
-    if not isinstance(lib, Library):
-        raise RegistrationError("lib= must be a torch.library.Library", op=op, got=brief(lib))
-    if not _torch.library.library_alive(lib):
-        raise RegistrationError("the library given as lib= has been destroyed", op=op)
-    if lib.ns != namespace:
-        raise RegistrationError(
-            "the library given as lib= is of another namespace than the op",
-            op=op,
-            got=f"a Library of namespace {lib.ns!r}",
-            fix=f'Library("{namespace}", "FRAGMENT")',
-        )
-
 
 def _define(name: Name, text: str, tags: tuple[torch.Tag, ...]) -> tuple[Library, OpOverload]:
-    """Define an op in a library of its own. Nothing is left behind where torch refuses."""
+    """Define an op in a library of its own, and leave nothing behind if torch refuses."""
     known = _torch.library.exists(name.namespace)
     library = Library(name.namespace, "FRAGMENT")
     try:
@@ -623,7 +471,7 @@ def _define(name: Name, text: str, tags: tuple[torch.Tag, ...]) -> tuple[Library
 
 
 def define_in(library: Library, name: Name, text: str, tags: tuple[torch.Tag, ...]) -> None:
-    """Define an op in a library, or raise DefinitionError with torch's reason for not defining it, in one line."""
+    """Define an op in a library, or raise DefinitionError with the first line of torch's reason."""
     try:
         library.define(name.local + text, tags=for_dispatcher(tags))
         _torch.library.move_stand_ins(name.packet)
@@ -637,8 +485,7 @@ def define_in(library: Library, name: Name, text: str, tags: tuple[torch.Tag, ..
         ) from error
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Removing an op: what it has in the dispatcher and in torch's tables goes, and handles to it raise
+# Removing an op from the dispatcher and from torch's tables -----------------------------------------------------------
 
 
 def remove(operator: OperatorHandle, error: Exception) -> None:
@@ -653,7 +500,7 @@ def remove(operator: OperatorHandle, error: Exception) -> None:
         _torch.library.destroy_library(library)
     operator._added.clear()
     if operator.library is not None:
-        # also where it was destroyed outside customops: see there
+        # also if it was destroyed outside customops: see there
         _torch.library.destroy_operator(operator.library, operator.name.packet)
         _torch.library.forget_signature(operator.name.packet, operator.name.overload)
         _torch.library.forget_entry(operator.qualname)
@@ -662,7 +509,7 @@ def remove(operator: OperatorHandle, error: Exception) -> None:
         for kernel in list(kernels):
             operator.forget(key, kernel)
     operator._forget_dispatch()
-    operator.fast_path = FastPath()  # the other one is of the name, which may soon be another op's
+    operator.fast_path = FastPath()  # the other one belongs to the name, which another op may take
     if operator.library is not None:
         _torch.library.remember_kernel(operator.name.namespace, operator.name.local, "Meta", None)
 

@@ -20,8 +20,9 @@ from torch.compiler import is_dynamo_compiling
 
 from customops import _torch
 from customops._dispatch.registrations import lock
+from customops._places import user_source
 from customops._torch.library import OpOverload, OpOverloadPacket
-from customops.errors import RegistrationError, brief, user_source
+from customops.errors import RegistrationError, brief
 
 __tracebackhide__ = True  # pytest leaves the frames out
 

@@ -15,13 +15,10 @@ from customops import _torch
 
 
 class RandomStates:
-    """The states, at the moment, of the generators that a call may draw from.
-
-    These are the CPU's, those of the devices of its tensors, and those that are among its arguments.
-    """
+    """The current states of the generators of the CPU, of the devices of a call's tensors, and among its arguments."""
 
     def __init__(self, values: Iterable[Any]) -> None:
-        leaves = _torch.tensors.flat_items(values)
+        leaves = _torch.trees.flat_items(values)
         given = [torch.default_generator, *(x for x in leaves if isinstance(x, torch.Generator))]
         self._ways: list[Any] = [(generator.get_state, generator.set_state) for generator in given]
         devices = {x.device for x in leaves if isinstance(x, Tensor) and x.device.type not in ("cpu", "meta")}
@@ -64,7 +61,7 @@ def _way_of_device(device: torch.device) -> Any:
     return partial(module.get_rng_state, device), lambda state: module.set_rng_state(state, device)
 
 
-class WatchDraws(_torch.tensors.TorchDispatchMode):
+class WatchDraws(_torch.dispatcher.TorchDispatchMode):
     """Raises an error where an operator draws random numbers."""
 
     supports_higher_order_operators = True

@@ -1,4 +1,4 @@
-"""What was registered, as an object that ends it: by itself, with a library, or in a group. And the lock."""
+"""Registrations: objects that end what was registered, alone, with a library or in a group. And the lock."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 
 from customops import _torch
 from customops._torch.library import Library
+from customops.errors import RegistrationError, brief
 
 __tracebackhide__ = True  # pytest leaves the frames out
 
@@ -78,3 +79,20 @@ class RegistrationGroup(Registration):
     def keep(self) -> None:
         for member in self.members:
             member.keep()
+
+
+def check_library(lib: Library | None, namespace: str, op: str) -> None:
+    """Raise unless an op, or registrations on it, can end with `lib`."""
+    if lib is None:
+        return
+    if not isinstance(lib, Library):
+        raise RegistrationError("lib= must be a torch.library.Library", op=op, got=brief(lib))
+    if not _torch.library.library_alive(lib):
+        raise RegistrationError("the library given as lib= has been destroyed", op=op)
+    if lib.ns != namespace:
+        raise RegistrationError(
+            "the library given as lib= is of another namespace than the op",
+            op=op,
+            got=f"a Library of namespace {lib.ns!r}",
+            fix=f'Library("{namespace}", "FRAGMENT")',
+        )

@@ -2,88 +2,26 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal, cast, get_args
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from customops import _torch
 from customops._dispatch.callbacks import Fn
+from customops._places import where
 from customops._schema.model import Argument, Return, Schema
 from customops._schema.types import ROWS, item_type
 from customops._torch.schema import Tag
-from customops.errors import AliasError, DefinitionError, KernelError, brief, where
-
-#: What makes a tensor of an array; a device adds its own.
-WRAPS = ["torch.from_numpy(result)"]
-
-# What the environment says of how ops are called: it is for who runs a program, so it counts most ---------------------
-
-_SWITCH = {"0": False, "1": True}
-
-#: For each option, the values that its variable may have.
-VALUES: dict[str, dict[str, Any]] = {
-    **{option: {each: each for each in ("always", "first", "never")} for option in ("check", "backend_check")},
-    "bypass": _SWITCH,
-    "eager": _SWITCH,
-    "direct_in_graphs": _SWITCH,
-    "choose_when_traced": _SWITCH,
-}
-
-
-def of_environment(option: str, op: str) -> Any:
-    """What the environment says of an option for an op, or None.
-
-    The variable has a value for all ops, values for the ops of namespaces, or both: ``"never,mylib=always"``. That of
-    the namespace counts more.
-
-    Raises:
-        DefinitionError: there is no such value.
-    """
-    variable = f"CUSTOMOPS_{option.upper()}"
-    text = os.environ.get(variable)
-    if not text:
-        return None
-    values = VALUES[option]
-    found: dict[str, Any] = {}
-    for part in filter(None, map(str.strip, text.split(","))):
-        namespace, equals, value = (each.strip() for each in part.rpartition("="))
-        if value not in values or (equals and not namespace):
-            raise DefinitionError(
-                f"the environment variable {variable} has an invalid value",
-                op=op,
-                expected=f"{expected(option)}; for one namespace: {op.partition('::')[0]}={next(iter(values))}",
-                got=brief(part),
-            )
-        found[namespace] = values[value]
-    return found.get(op.partition("::")[0], found.get(""))
-
-
-def expected(option: str) -> str:
-    """The values of a variable, for messages."""
-    *others, last = (f'"{each}"' for each in VALUES[option])
-    return f"{', '.join(others)} or {last}"
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Result checks of kernels and fakes: types and aliases, and the errors for results that do not fit
+from customops.errors import AliasError, KernelError, describe
 
 __tracebackhide__ = True  # pytest leaves the frames out
 
+#: Calls that make a tensor of an array; a device adds its own.
+WRAPS = ["torch.from_numpy(result)"]
 
-#: When a kernel's result is checked: each time, for the first call of each kernel, or not at all.
-CheckPolicy = Literal["always", "first", "never"]
-_POLICIES = get_args(CheckPolicy)
 _NUMBERS = ("int", "SymInt", "float", "bool", "Scalar")
-
-
-def check_policy(given: Any, op: str, option: str = "check") -> CheckPolicy:
-    """What ``check=`` and the environment say together."""
-    if given is not None and given not in _POLICIES:
-        raise DefinitionError("check= has an invalid value", op=op, expected=expected("check"), got=brief(given))
-    return cast(CheckPolicy, of_environment(option, op) or given or "always")
 
 
 #: Checks the result of a callback: ``(result, callback) -> result``.
@@ -91,7 +29,7 @@ ResultCheck = Callable[[Any, Fn], Any]
 
 
 def structure_check(schema: Schema, op: str, role: str) -> ResultCheck:
-    """A check that a result has the number and types of returns of the schema. `role`: "kernel" or "fake impl"."""
+    """Return a check that a result has the number and types of the schema. `role`: "kernel" or "fake impl"."""
     returns = schema.returns
 
     def structure(result: Any, fn: Fn) -> Any:
@@ -110,7 +48,7 @@ def structure_check(schema: Schema, op: str, role: str) -> ResultCheck:
 
 
 def fits_type(value: Any, type_: str) -> bool:
-    """May a return of a schema type be this value? Of a type without a row torch is to judge."""
+    """Return whether a value can be returned as a schema type. For types without a row, torch checks."""
     row = ROWS.get(type_)
     if row is not None:
         return row.results is None or isinstance(value, row.results)
@@ -126,7 +64,7 @@ def fits_type(value: Any, type_: str) -> bool:
 
 
 def misfit(op: str, role: str, fn: Fn, returns: tuple[Return, ...], result: Any) -> KernelError:
-    """The error for a result that does not have the schema's types."""
+    """Return the error for a result that does not have the schema's types."""
     expected = ", ".join(str(ret) for ret in returns).replace("SymInt", "int") or "None"
     fix = None
     if result is None:
@@ -147,22 +85,10 @@ def misfit(op: str, role: str, fn: Fn, returns: tuple[Return, ...], result: Any)
     )
 
 
-def describe(value: Any) -> str:
-    if isinstance(value, (list, tuple)):
-        items = ", ".join(describe(item) for item in value[:6]) + (", ..." if len(value) > 6 else "")
-        return f"{type(value).__name__} of {len(value)} ({items})"
-    if value is None:
-        return "None"
-    module = type(value).__module__
-    name = type(value).__qualname__
-    return name if module in ("builtins", "torch") else f"{module}.{name}"
-
-
 def mutated_results(schema: Schema, tags: tuple[torch.Tag, ...]) -> Fn | None:
-    """``f(args, kwargs)``: what an in-place or out op returns, which is what it was given to write to.
+    """Return ``f(args, kwargs)``, which returns the arguments that an in-place or out op writes and returns.
 
-    Under functionalization what comes back from below is another tensor, and a compiler would not know that both are
-    the same memory.
+    Functionalization returns another tensor, and a compiler would not know that both have the same memory.
     """
     if Tag.inplace in tags:
         return lambda args, kwargs: args[0]
@@ -175,7 +101,7 @@ def mutated_results(schema: Schema, tags: tuple[torch.Tag, ...]) -> Fn | None:
 
 
 def result_error(schema: Schema, op: str, result: Any, fn: Fn, *, role: str = "kernel") -> KernelError:
-    """The error for a kernel (or fake impl) of an in-place or out op that did not return what the op writes."""
+    """Return the error for a kernel (or fake impl) that did not return the arguments that its op writes."""
     is_out = schema.mutated[0] in schema.keyword_only
     written = schema.mutated if is_out else schema.positional[:1]
     names = ", ".join(argument.name for argument in written)
@@ -194,7 +120,7 @@ def result_error(schema: Schema, op: str, result: Any, fn: Fn, *, role: str = "k
 def alias_error(
     schema: Schema, op: str, result: Any, fn: Fn, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> AliasError:
-    """The error for a result that shares memory: which return, and with what."""
+    """Return the error for a result that shares memory: which return, and with what."""
     inputs: list[tuple[str, Tensor]] = []
     for argument, value in given(schema, args, kwargs):
         inputs += _labelled(f"argument {argument.shown!r}", value)
@@ -204,7 +130,7 @@ def alias_error(
         outputs = [named for i, value in enumerate(result) for named in _labelled(f"return {i}", value)]
     for i, (label, output) in enumerate(outputs):
         for name, tensor in [*inputs, *outputs[:i]]:
-            if tensor is output or _torch.tensors.outputs_share_memory((tensor,), (output,)):
+            if tensor is output or _torch.memory.outputs_share_memory((tensor,), (output,)):
                 relation = "is" if tensor is output else "shares memory with"
                 return AliasError(
                     f"{label} {relation} {name}; an output may not alias an input or another output",
@@ -218,7 +144,7 @@ def alias_error(
 
 
 def given(schema: Schema, args: Sequence[Any], kwargs: dict[str, Any]) -> list[tuple[Argument, Any]]:
-    """The arguments of a call, and their values."""
+    """Return the arguments of a call with their values."""
     values: list[tuple[Argument, Any]] = list(zip(schema.positional, args, strict=False))
     return values + [(argument, kwargs.get(argument.name)) for argument in schema.keyword_only]
 

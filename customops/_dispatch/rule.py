@@ -1,4 +1,4 @@
-"""What is registered of one kind for an op: the newest registration counts, and each can be unregistered."""
+"""The base of rules: the registrations of one kind for an op, of which the newest applies."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, Generic, TypeVar
 
 from customops._dispatch.operator import OperatorHandle
 from customops._dispatch.registrations import Registration, Undo, all_or_none, nothing
-from customops.errors import user_source
+from customops._places import user_source
 
 __tracebackhide__ = True  # pytest leaves the frames out
 
@@ -32,16 +32,15 @@ class _Entry(Registration, Generic[K, V]):
 
 
 class Rule(Generic[K, V]):
-    """What the user registered of one kind for an op: key -> value, of which the newest registration counts.
+    """The registrations of one kind for an op: key -> value, of which the newest applies.
 
-    What is derived from the reference function counts where nothing was registered by hand, before or after.
-
-    A key's function in the dispatcher is installed once, with the first registration, and reads `values` when it is
+    A registration by hand, before or after, takes precedence over one that is derived from the reference function.
+    The function of a key in the dispatcher is installed with the first registration, and reads `values` when it is
     called: registering again is an assignment. Registrations can be unregistered in any order.
     """
 
     operator: OperatorHandle
-    #: The keys of functions that come with an op of ours: they stay as long as it does, registered or not.
+    #: The keys of functions that come with an op of ours, and stay as long as it does.
     _with_op: tuple[K, ...] = ()
 
     def __init__(self) -> None:
@@ -50,22 +49,19 @@ class Rule(Generic[K, V]):
         self._uninstall: dict[K, Undo] = {}
 
     def _install(self, key: K, own_library: bool) -> Undo:
-        """Install the function of a key, and return how to uninstall it.
-
-        With `own_library` it can be uninstalled alone; else it goes with the op.
-        """
+        """Install the function of a key, and return how to uninstall it: alone with `own_library`, else with the op."""
         raise NotImplementedError
 
     def _changed(self) -> None:
-        """Called after each change of `values`."""
+        """Follow a change of `values`."""
         self.operator.recompile()
 
     def traced(self) -> Any:
-        """What compilers trace through, or decide by; empty if nothing is registered."""
+        """Return what compilers trace through, or decide by; empty if nothing is registered."""
         return self.values
 
     def bind(self, operator: OperatorHandle) -> None:
-        """Put everything into an op."""
+        """Install everything in an op."""
         self.operator, self._uninstall = operator, {}
         with_op = self._with_op if operator.has_own_rules else ()
         for key in dict.fromkeys((*with_op, *self.values)):
@@ -75,7 +71,7 @@ class Rule(Generic[K, V]):
             self._changed()
 
     def source(self, key: K) -> str:
-        """``file:line`` where what counts for a key was registered; "" if it came with the op, or is not there."""
+        """Return ``file:line`` of the registration that applies; "" if it came with the op, or there is none."""
         entries = self._entries.get(key)
         return entries[-1].source if entries else ""
 
@@ -85,12 +81,12 @@ class Rule(Generic[K, V]):
         self.values[key] = value
 
     def is_derived(self, key: K) -> bool:
-        """Does what counts for a key come from the reference function?"""
+        """Return whether the value of a key comes from the reference function."""
         entries = self._entries.get(key)
         return bool(entries and entries[-1].is_derived)
 
     def set(self, key: K, value: V, source: str | None = None, *, is_derived: bool = False) -> Registration:
-        """Register a value for a key, at a ``file:line``; None: where the user's code is now."""
+        """Register a value for a key. `source`: ``file:line``; None: the line of the user's code that runs."""
         entry = _Entry(self, key, value, source, is_derived)
         entries = self._entries.setdefault(key, [])
         at = sum(each.is_derived for each in entries) if is_derived else len(entries)

@@ -1,26 +1,20 @@
-"""The scopes that end registrations; sample inputs."""
+"""The scopes that end registrations."""
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
 
-from customops._dispatch.callbacks import Fn
 from customops._dispatch.registrations import Registration, lock
-from customops.errors import ArgumentError, CallbackError, brief, where
 
-#: The open scopes of this thread or task, outermost first: the registry, and what undoes, newest first and all of it
-#: even if one raises.
+#: The open scopes of this thread or task, outermost first. The stack of each undoes everything, even if one raises.
 _scopes: ContextVar[tuple[tuple[object, ExitStack], ...]] = ContextVar("customops.scopes", default=())
 
 
 @contextmanager
 def open_scope(owner: object) -> Iterator[None]:
-    """On exit, unregister what `record_in_scope` was given in this thread or task, inside the context."""
+    """Context manager that unregisters on exit what `record_in_scope` was given inside, in this thread or task."""
     undos = ExitStack()
     token = _scopes.set((*_scopes.get(), (owner, undos)))
     try:
@@ -32,123 +26,14 @@ def open_scope(owner: object) -> Iterator[None]:
 
 
 def in_scope(owner: object) -> bool:
-    """Is a scope of the registry `owner` open here?"""
+    """Return whether a scope of the registry `owner` is open here."""
     return any(registry is owner for registry, _ in _scopes.get())
 
 
 def record_in_scope(owner: object, registration: Registration) -> bool:
-    """Unregister something when the innermost open scope of the registry `owner` ends; is there one?"""
+    """Unregister with the innermost open scope of the registry `owner`. Return whether one is open."""
     for registry, undos in reversed(_scopes.get()):
         if registry is owner:
             undos.callback(registration.unregister)
             return True
     return False
-
-
-# Sample inputs of an op, for checks, and what checks may change of them -----------------------------------------------
-
-#: What can be changed of a sample: of all its arguments, or as ``"x.layout"`` of one.
-KINDS = ("size", "layout", "dtype", "value", "choice", "optional", "list", "same", "device")
-#: What of a tensor values can be given for, as in ``vary={"x.dtype": ...}``.
-ASPECTS = ("dtype", "shape")
-
-Constraints = Callable[..., bool] | Iterable[Callable[..., bool]]
-#: What an op's gradient is of what it computes: its slope, or something that the author chose in its place.
-GradientIs = Literal["exact", "chosen"]
-
-
-class Sample(NamedTuple):
-    """The arguments of one call of an op, ``(args, kwargs)``, for checks."""
-
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-
-
-def samples_of(fn: Fn, op: str) -> Iterator[Sample]:
-    """What a samples function yields."""
-    items = fn()
-    if not isinstance(items, Iterable):
-        expected, got = "tuples of arguments, each args or (args, kwargs)", type(items).__name__
-        fix = "yield (x,) for each call, or return a list of tuples"
-        raise CallbackError("the samples are not iterable", op=op, expected=expected, got=got, fix=fix)
-    for item in items:
-        if not isinstance(item, tuple):
-            raise CallbackError(
-                "a sample must be a tuple of arguments, or (args, kwargs)",
-                op=op,
-                got=type(item).__name__,
-                fix="yield (x,) for one argument",
-            )
-        has_kwargs = len(item) == 2 and isinstance(item[0], tuple) and isinstance(item[1], dict)
-        yield Sample(*item) if has_kwargs else Sample(item, {})
-
-
-@dataclass(frozen=True)
-class Samples:
-    """A samples function, and what its author said about inputs that are made of its samples."""
-
-    fn: Fn
-    #: Argument, or ``"x.dtype"`` or ``"x.shape"`` -> the values to try, or what returns them for that of a sample.
-    vary: Mapping[str, Any] = field(default_factory=dict)
-    #: Arguments, kinds, or a kind of an argument (``"x.layout"``) that are not to be changed.
-    fixed: frozenset[str] = frozenset()
-    #: What has to be true of the arguments; each is called with those that it names.
-    constraints: tuple[Callable[..., bool], ...] = ()
-    gradient: GradientIs = "exact"
-
-
-def samples_with(
-    fn: Fn,
-    op: str,
-    arguments: Mapping[str, bool],
-    vary: Mapping[str, Any] | None,
-    fixed: str | Iterable[str],
-    constraints: Constraints,
-    gradient: GradientIs,
-) -> Samples:
-    """The record of a samples function and its options; `arguments`: name -> does it hold tensors?"""
-    vary, fixed = dict(vary or {}), frozenset([fixed] if isinstance(fixed, str) else fixed)
-    of_tensors = [
-        f"{name}.{aspect}" for name, holds_tensors in arguments.items() if holds_tensors for aspect in ASPECTS
-    ]
-    kinds_of_arguments = [f"{name}.{kind}" for name in arguments for kind in KINDS]
-    _check_names("vary", vary, [*arguments, *of_tensors], (), op)
-    _check_names("fixed", fixed, [*arguments, *KINDS], kinds_of_arguments, op)
-    for key, values in vary.items():
-        if not callable(values) and (isinstance(values, str) or not isinstance(values, Iterable)):
-            raise ArgumentError(
-                "vary needs the values to try, or a function that returns them",
-                op=op,
-                argument=f"vary[{key!r}]",
-                got=brief(values),
-                fix=f"vary={{{key!r}: [{brief(values)}]}}",
-            )
-    rules = (constraints,) if callable(constraints) or not isinstance(constraints, Iterable) else tuple(constraints)
-    for rule in rules:
-        if not callable(rule):
-            raise ArgumentError("a constraint must be callable", op=op, argument="constraints", got=brief(rule))
-        for each in inspect.signature(rule).parameters.values():
-            is_open = each.kind in (each.VAR_KEYWORD, each.VAR_POSITIONAL) or each.default is not each.empty
-            if each.kind is each.POSITIONAL_ONLY or not (is_open or each.name in arguments):
-                raise ArgumentError(
-                    "a constraint takes arguments of the op, by their names",
-                    op=op,
-                    argument="constraints",
-                    expected=f"some of {', '.join(arguments)}",
-                    got=each.name,
-                    where=where(rule),
-                )
-    return Samples(fn, vary, fixed, rules, gradient)
-
-
-def _check_names(option: str, given: Iterable[str], shown: list[str], more: Iterable[str], op: str) -> None:
-    known = {*shown, *more}
-    for name in given:
-        if name not in known:
-            raise ArgumentError(
-                f"{option} names something that the op does not have",
-                op=op,
-                argument=option,
-                expected=f"some of {', '.join(shown)}" + (", or a kind of one argument, as x.layout" if more else ""),
-                got=repr(name),
-            )

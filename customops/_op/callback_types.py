@@ -2,26 +2,13 @@
 
 A callback is called by position where the op's function may be, so its parameters may have other names; it may leave
 out those with a default, and need not repeat defaults. No type says all that. These say what it returns, and that it
-takes something if the op does: whatever they refuse is wrong. How many parameters there are is found out when it is
-registered.
+takes something if the op does: whatever they refuse is wrong. Registration finds out how many parameters there are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    Concatenate,
-    Generic,
-    Literal,
-    Never,
-    ParamSpec,
-    Protocol,
-    TypedDict,
-    TypeVar,
-    overload,
-)
+from typing import Any, Concatenate, Literal, Never, ParamSpec, Protocol, TypedDict, TypeVar, overload
 
 import torch
 from torch import Tensor
@@ -122,16 +109,6 @@ class NothingRequired(Protocol):
 
 #: A callback of such an op may have no positional parameter.
 MayTakeNothing = OnlyKeywords | NothingRequired
-
-
-class HasSignature(Generic[P, R]):
-    """What type checkers ask for the op's parameters."""
-
-    if TYPE_CHECKING:
-
-        def _call(self, /, *args: P.args, **kwargs: P.kwargs) -> R: ...
-
-        def _replace_by(self, fn: Callable[P, R], /) -> None: ...
 
 
 class Decorator(Protocol[P, R]):

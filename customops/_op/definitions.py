@@ -9,15 +9,17 @@ from typing import Any, Literal, TypedDict
 
 from customops._codegen.lowering import Lowering
 from customops._dispatch.callbacks import Fn, bind_kernel
-from customops._dispatch.names import DeviceTypes, Name
-from customops._dispatch.operator import OpSpec, Options
-from customops._dispatch.results import CheckPolicy, check_policy, of_environment
+from customops._dispatch.devices import DeviceTypes
+from customops._dispatch.names import Name
+from customops._dispatch.operator import OpSpec
+from customops._dispatch.options import CheckPolicy, Options, check_policy, of_environment
+from customops._places import location_of, user_source, where
 from customops._schema.infer import mutates_args_names, read
 from customops._schema.model import Differentiable, Names, Schema, names_in
 from customops._schema.parse import check_nameless, parse
 from customops._schema.tags import Tags, check_tags, tags_of
 from customops._torch.library import Library
-from customops.errors import DefinitionError, SchemaError, brief, check_choice, location_of, user_source, where
+from customops.errors import DefinitionError, SchemaError, brief, check_choice
 
 #: What `custom_op` does where an op of the name exists.
 OnConflict = Literal["replace", "error", "reuse", "skip"]

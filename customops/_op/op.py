@@ -6,44 +6,49 @@ import functools
 import inspect
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from customops import _torch
+from customops import _describe, _torch
 from customops._codegen import bypass
 from customops._codegen.function import source_of
 from customops._codegen.lowering import Lowering
-from customops._describe import Described
 from customops._dispatch import fingerprint, names
 from customops._dispatch.callbacks import Fn, bind_kernel
 from customops._dispatch.current_kernel import add_observable, observed_call, observers
-from customops._dispatch.names import Name, check_devices
-from customops._dispatch.operator import OperatorHandle, OpSpec, Options, remove
+from customops._dispatch.devices import check_devices
+from customops._dispatch.names import Name
+from customops._dispatch.operator import OperatorHandle, OpSpec, remove
+from customops._dispatch.options import Options
+from customops._dispatch.preference import prefer
 from customops._dispatch.registrations import Registration, Undo, lock
 from customops._dispatch.scopes import record_in_scope
+from customops._op.callback_types import P, R
 from customops._op.register import Register
+from customops._op.samples import Sample, samples_of
+from customops._places import cut, entry, location_of, name_of
 from customops._rules import Rules
+from customops._schema.defaults import completer
 from customops._schema.model import Schema
 from customops._schema.parse import has_signature, signature_of
 from customops._torch.library import Library, OpOverload
 from customops.errors import (
     CustomOpsError,
     DefinitionError,
+    RegistrationError,
     UnknownAttributeError,
     UnregisteredError,
-    cut,
     did_you_mean,
-    entry,
-    location_of,
-    name_of,
 )
 
-__tracebackhide__ = True  # pytest leaves the frames out
+if TYPE_CHECKING:
+    from customops._describe.description import Description
+    from customops._describe.explanation import Explanation
 
-P = ParamSpec("P")
-R = TypeVar("R")
+__tracebackhide__ = True  # pytest leaves the frames out
 
 #: What other interfaces call a method -> what it is here.
 _OTHER_NAMES = {
@@ -57,7 +62,7 @@ _OTHER_NAMES = {
 
 
 class _SignatureOfOp:
-    """What `inspect.signature` asks for, of ops where ``__wrapped__`` tells nothing. It asks the class, too."""
+    """The ``__signature__`` of ops whose ``__wrapped__`` has none. `inspect.signature` asks the class, too."""
 
     def __get__(self, op: CustomOpDef[Any, Any] | None, cls: Any = None) -> inspect.Signature | None:
         if op is None:
@@ -67,7 +72,7 @@ class _SignatureOfOp:
         return signature_of(op.schema)
 
 
-class CustomOpDef(Described[P], Register[P, R]):
+class CustomOpDef(Register[P, R]):
     """An operator: callable, and the object on which its rules are registered.
 
     `custom_op` makes it; `adopt` makes it for an op that was defined outside customops. A new registration replaces the
@@ -84,15 +89,15 @@ class CustomOpDef(Described[P], Register[P, R]):
     __wrapped__: Callable[P, R]
     _owner: Ops
     _opoverload: OpOverload
-    #: What a call of the object runs, outside compilers.
+    #: The function that a call of the object runs, outside compilers.
     _entry: Fn
-    #: May arguments go to kernels without a conversion? See `_look_for_observers`.
+    #: Whether arguments may go to kernels without a conversion: see `_look_for_observers`.
     _takes_objects: bool = False
-    #: Then: what passes by position what was passed by keyword.
+    #: In that case, a function that passes by position what was passed by keyword.
     _by_position: Callable[[tuple[Any, ...], dict[str, Any]], Any] | None = None
-    #: What `_choose_call` was last done for.
+    #: The options of the last `_choose_call`.
     _called_as: Options | None = None
-    #: Of an op whose scope has ended: what is restored in its place, if anything is.
+    #: For an op whose scope has ended: the op that is restored in its place, if any.
     _instead: tuple[CustomOpDef[Any, Any] | None, ...] = ()
 
     def __init__(self, owner: Ops, name: Name, fn: Fn | None = None) -> None:
@@ -102,7 +107,7 @@ class CustomOpDef(Described[P], Register[P, R]):
             functools.update_wrapper(cast(Any, self), cast(Any, fn), updated=())
 
     def _become(self, operator: OperatorHandle, rules: Rules | None = None) -> CustomOpDef[P, R]:
-        """Be the object of an op that is defined now."""
+        """Become the object of an op that is defined now."""
         self._samples = None
         self._rules = rules or Rules()
         self._bind(operator)
@@ -128,7 +133,7 @@ class CustomOpDef(Described[P], Register[P, R]):
     # Traced where a compiled function calls it, but not compiled as a frame of its own after a graph break.
     _torch.dynamo.outside_dynamo(__call__)
 
-    if not TYPE_CHECKING:  # a type checker is to know what an op has
+    if not TYPE_CHECKING:  # type checkers must know the attributes of an op
 
         @entry
         def __getattr__(self, name: str) -> Any:
@@ -145,7 +150,7 @@ class CustomOpDef(Described[P], Register[P, R]):
         state = self.schema if self._definition.removed is None else "unregistered"
         return f"<CustomOpDef({self._qualname}) {state}>"
 
-    # What has `__get__` is a routine to `help`, which then shows the signature and the docstring of the function.
+    # With `__get__`, the object is a routine to `help`, which then shows the function's signature and docstring.
     def __get__(self, instance: object, owner: type | None = None) -> CustomOpDef[P, R]:
         return self
 
@@ -177,11 +182,35 @@ class CustomOpDef(Described[P], Register[P, R]):
         return self._definition.spec.source
 
     def _places(self) -> list[str]:
-        """Where the op was defined, and where its samples are: a helper may define the ops of a project."""
+        """Return where the op and its samples were defined: a helper may define the ops of a project."""
         return [self.source] if self._samples is None else [self.source, location_of(self._samples.fn)]
 
+    def describe(self) -> Description:
+        """Describe the op: its schema, kernels and rules, and what is missing for compilers, training and vmap.
+
+        Example:
+            >>> print(double.describe())
+            >>> double.describe().missing
+        """
+        return _describe.describe(self)
+
+    def explain(self, /, *args: P.args, **kwargs: P.kwargs) -> Explanation:
+        """Explain which kernel a call with these arguments would run, in this thread, and why, without running it.
+
+        The `Explanation` has a step for each dispatch key of the call.
+
+        Raises:
+            ArgumentError: the arguments do not match the op's schema.
+            UnregisteredError: the op was unregistered.
+
+        Example:
+            >>> print(double.explain(torch.ones(2)))
+            >>> double.explain(torch.ones(2)).kernel.where
+        """
+        return _describe.explain(self, args, kwargs)
+
     def explain_call(self) -> str:
-        """The Python code that runs between the dispatcher and the kernels in each call.
+        """Return the Python code that runs between the dispatcher and the kernels in each call.
 
         Example:
             >>> print(double.explain_call())
@@ -215,10 +244,73 @@ class CustomOpDef(Described[P], Register[P, R]):
         lowered: tuple[tuple[Any, ...], dict[str, Any]] = self._lowering.lower(*args, **kwargs)
         return lowered
 
+    # What is registered -------------------------------------------------------------------------------------------
+
+    @property
+    def reference(self) -> Fn | None:
+        """The plain function that was registered as the reference; None if there is none."""
+        found = self._rules.reference
+        return None if found is None else found.plain
+
+    @property
+    def out(self) -> Any:
+        """The op's out variant, a separate operator: ``op.out(*args, out=...)`` fills `out` and returns it.
+
+        `out` is a tensor with the shape, dtype and device of the result, or a tuple of such tensors. It is neither
+        resized nor cast. As in torch's functions, tensors that require grad raise.
+
+        Raises:
+            AttributeError: the op has no out variant. `register_out` defines one.
+        """
+        variant = self._rules.out_variant
+        if variant is None:
+            raise AttributeError(
+                f"{self._qualname} has no out variant: op.register_out(fn) makes it", name="out", obj=self
+            )
+        return variant
+
+    @entry
+    def samples(self) -> list[Sample]:
+        """The op's sample inputs, as for `pytest.mark.parametrize`. Each call creates new ones."""
+        return [*samples_of(self._samples.fn, self._qualname)] if self._samples is not None else []
+
+    # Kernels of a call --------------------------------------------------------------------------------------------
+
+    @entry
+    def prefer(self, *names: str) -> AbstractContextManager[None]:
+        """Context manager: prefer kernels of the op, by their names, in this thread, as `customops.prefer` does.
+
+        Raises:
+            RegistrationError: the op has no kernel of a name.
+
+        Example:
+            >>> with double.prefer("rows", "reference"):
+            ...     double(x)
+        """
+        variant = self._rules.out_variant
+        known = self._rules.kernel.names() + (variant._rules.kernel.names() if variant is not None else [])
+        for name in names or ("",):
+            if name not in known:
+                raise RegistrationError(
+                    f"the op has no kernel {name!r}" if name else "prefer() takes names of kernels",
+                    op=self._qualname,
+                    expected=f"some of {', '.join(dict.fromkeys(known))}",
+                    fix=did_you_mean(str(name), known),
+                )
+        return prefer({self._qualname: names})
+
+    @entry
+    def set_kernel_enabled(self, device_type: str, enabled: bool = True) -> AbstractContextManager[None]:
+        """Context manager that disables (or enables) the kernel of a device type.
+
+        While it is disabled, the op's function runs instead, in all threads. The earlier state is restored on exit.
+        """
+        return self._rules.kernel.enabled(device_type, enabled)
+
     # Compilers --------------------------------------------------------------------------------------------------
 
     def _names_in_graphs(self) -> tuple[str, ...]:
-        """The names under which graphs hold the op; none once it is removed."""
+        """Return the names of the op in graphs; none if it was removed."""
         operator = self._definition
         if operator.removed is not None:
             return ()
@@ -230,7 +322,7 @@ class CustomOpDef(Described[P], Register[P, R]):
         return self._qualname
 
     def _traced(self) -> tuple[Any, ...]:
-        """All that compilers may trace through, or decide by."""
+        """Return all that compilers may trace through, or decide by."""
         operator = self._definition
         return (
             operator.schema.exact_key,
@@ -240,6 +332,20 @@ class CustomOpDef(Described[P], Register[P, R]):
             operator.options.direct_in_graphs,
             *self._rules.traced(),
         )
+
+    @property
+    def _abstract_fn(self) -> Fn | None:
+        """The fake impl: torch reads this attribute to know whether an op has one."""
+        return self._rules.fake.fn
+
+    def _flops(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
+        """Return the number of operations of a call of ``torch.ops``, or None if it is unknown."""
+        if self._functional is not None:
+            written = {argument.name for argument in self._definition.schema.mutated}
+            kwargs = {name: value for name, value in kwargs.items() if name not in written}
+            return self._functional._flops(args, kwargs)  # type: ignore[no-any-return]
+        given = completer(self._definition.schema)(args, kwargs)
+        return self._rules.flops.count(self._rules.reference, *given)
 
     # Lifetime ---------------------------------------------------------------------------------------------------
 
@@ -257,7 +363,7 @@ class CustomOpDef(Described[P], Register[P, R]):
                 raise UnregisteredError("the op is no longer registered", op=self._qualname)
 
     def _bind(self, operator: OperatorHandle) -> None:
-        """Be the object of `operator`: put the rules there and, if it is one of ours, itself into torch's tables."""
+        """Become the object of `operator`: bind the rules, and enter an op of ours into torch's tables."""
         self._definition, self._opoverload = operator, operator.overload
         if self._called_as != operator.options:  # else it comes back, and has its call
             self._choose_call()
@@ -272,7 +378,7 @@ class CustomOpDef(Described[P], Register[P, R]):
             )
 
     def _choose_call(self) -> None:
-        """Generate the ``__call__`` of the object, where it has to do more than that of `CustomOpDef`."""
+        """Generate the ``__call__`` of the object, if it does more than that of `CustomOpDef`."""
         spec, options, calls = self._definition.spec, self._definition.options, []
         lowering = None
         if spec.fn is not None:
@@ -295,7 +401,7 @@ class CustomOpDef(Described[P], Register[P, R]):
         self._entry = observed_call(self, guarded)
 
     def _look_for_observers(self) -> None:
-        """See `dispatch_objects` for who needs the conversion: profilers, and results that we do not check."""
+        """Skip the conversion of arguments unless profilers or unchecked results need it: see `dispatch_objects`."""
         if self._takes_objects and self._definition.removed is None:
             enabled = not observers and self._definition.options.check == "always"
             _torch.library.dispatch_objects(self._opoverload, enabled)
@@ -313,14 +419,14 @@ class CustomOpDef(Described[P], Register[P, R]):
 
 # The ops of a registry ------------------------------------------------------------------------------------------------
 
-#: Of whatever parameters and results.
+#: An op of any parameters and results.
 AnyOp = CustomOpDef[Any, Any]
 
 _registries: weakref.WeakSet[Ops] = weakref.WeakSet()
 
 
 class Ops:
-    """The ops of a registry, how long they last, and how they are called: what an op knows of its `Registry`."""
+    """The ops of a registry, and their lifetimes: the part of `Registry` that an op knows."""
 
     def __init__(self) -> None:
         self._ops: dict[str, AnyOp] = {}
@@ -339,7 +445,7 @@ class Ops:
         return op
 
     def _define_op(self, spec: OpSpec, rules: Rules | None = None) -> AnyOp:
-        """Define an op, with `rules` that hold nothing yet. The dispatcher is as before if that fails."""
+        """Define an op, with `rules` that are empty. If that fails, the dispatcher does not change."""
         check_spec(spec)
         known = _torch.library.exists(spec.name.namespace)
         operator = OperatorHandle.define(spec)
@@ -352,12 +458,12 @@ class Ops:
             raise
 
     def _enter(self, op: AnyOp, undo: Undo) -> None:
-        """Take an op that was defined; `undo` removes it at the end of a scope."""
+        """Enter a defined op; `undo` removes it at the end of a scope."""
         self._ops[op._qualname] = op
         record_in_scope(self, Registration(undo))
 
     def _drop(self, op: AnyOp, error: UnregisteredError | None = None) -> bool:
-        """Remove an op if it is here; was it? Calling it raises `error` from then on."""
+        """Remove an op, whose calls then raise `error`. Return whether the op was in this registry."""
         for table in (self._ops, self._adopted):
             if table.get(op._qualname) is op:
                 del table[op._qualname]
@@ -377,7 +483,7 @@ class Ops:
         self._ops[op._qualname] = op
 
     def _library_destroyed(self, op: AnyOp, library: Library) -> None:
-        """The library of an op was destroyed outside customops, as by torch.library.custom_op redefining its name."""
+        """Remove an op whose library was destroyed outside customops, as torch.library.custom_op does."""
         if _torch.library.library_alive(library):
             return  # the interpreter exits: nobody will call the op any more
         if op._definition.library is library and self._ops.get(op._qualname) is op:
@@ -385,12 +491,12 @@ class Ops:
             op._end(destroyed(op._qualname))
 
     def _reduce(self, qualname: str) -> tuple[Any, ...]:
-        """How an op is pickled."""
+        """Return how an op is pickled."""
         raise NotImplementedError
 
 
 def check_spec(spec: OpSpec) -> None:
-    """Raise what can be found wrong without changing anything."""
+    """Raise all errors that can be found without changing anything."""
     assert spec.kernel is not None
     bind_kernel(spec.kernel, spec.schema, spec.qualname, "kernel")
     if spec.schema.keyword_only:
@@ -414,13 +520,13 @@ def check_spec(spec: OpSpec) -> None:
 
 
 def conflict(qualname: str, reason: str, fix: str, at: str | None, **fields: str) -> DefinitionError:
-    """The error for an op that exists; `at` is where the other one is defined."""
+    """Return the error for an op that exists; `at` is where the other one is defined."""
     problem = f"an op of this name exists, defined at {place(qualname)}: {reason}"
     return DefinitionError(problem, op=qualname, where=at, fix=fix, **fields)
 
 
 def place(qualname: str) -> str:
-    """``file:line`` where an op was defined."""
+    """Return ``file:line`` where an op was defined."""
     found = (each._ops.get(qualname) for each in list(_registries))
     known = next((op for op in found if op is not None), None)
     return _torch.schema.defined_at(qualname) if known is None else known.source
@@ -432,21 +538,21 @@ AGAIN = "define it again, or use the new object"
 
 
 def replaced(qualname: str, place: str, fn: Any = None) -> UnregisteredError:
-    """What calls of an op raise once the one of this place, and this function, has its name."""
+    """Return the error for calls of an op that a definition at this place, of this function, replaced."""
     by = "" if fn is None else f" ({name_of(fn)})"
     return UnregisteredError(f"the op was replaced by the definition at {place}{by}", op=qualname, fix=AGAIN)
 
 
 def destroyed(qualname: str) -> UnregisteredError:
-    """What calls of an op raise whose library others destroyed."""
+    """Return the error for calls of an op whose library others destroyed."""
     problem = "the library of the op was destroyed (torch.library.custom_op redefining its name does that)"
     return UnregisteredError(problem, op=qualname)
 
 
 def end(op: AnyOp, old: AnyOp | None = None) -> None:
-    """Remove an op for good: its scope or library has ended. `old`, which it replaced, comes back.
+    """Remove an op whose scope or library has ended, and restore `old`, which it replaced.
 
-    If another op has taken the name in the meantime, `old` waits until that one ends, in its own scope.
+    If another op has the name, `old` waits until that op ends.
     """
     op._instead = (old,)
     op._owner._drop(op)

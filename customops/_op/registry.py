@@ -15,46 +15,20 @@ from typing_extensions import Unpack
 from customops import _describe, _torch
 from customops._dispatch import names
 from customops._dispatch.callbacks import Fn
-from customops._dispatch.names import Name, dispatch_keys, find_op, own_name
-from customops._dispatch.operator import OperatorHandle, OpSpec, check_library, define_in
-from customops._dispatch.registrations import Registration, lock
+from customops._dispatch.devices import dispatch_keys
+from customops._dispatch.names import Name, find_op, own_name
+from customops._dispatch.operator import OperatorHandle, OpSpec, define_in
+from customops._dispatch.registrations import Registration, check_library, lock
 from customops._dispatch.scopes import in_scope, open_scope, record_in_scope
 from customops._op.callback_types import Lib
-from customops._op.definitions import (
-    SIGNATURE,
-    DefinitionOptions,
-    OnConflict,
-    OpOptions,
-    spec_of,
-)
-from customops._op.op import (
-    AnyOp,
-    CustomOpDef,
-    Ops,
-    check_spec,
-    conflict,
-    destroyed,
-    end,
-    place,
-    replaced,
-)
+from customops._op.definitions import SIGNATURE, DefinitionOptions, OnConflict, OpOptions, spec_of
+from customops._op.op import AnyOp, CustomOpDef, Ops, check_spec, conflict, destroyed, end, place, replaced
+from customops._places import entries, entry, misused, name_of, user_source, where
 from customops._schema.model import Names, Schema
 from customops._schema.parse import check_nameless, parse
 from customops._schema.tags import Tags, normalize_tags
 from customops._torch.library import Library, OpOverload, OpOverloadPacket
-from customops.errors import (
-    CallbackError,
-    DefinitionError,
-    RegistrationError,
-    brief,
-    check_choice,
-    entries,
-    entry,
-    misused,
-    name_of,
-    user_source,
-    where,
-)
+from customops.errors import CallbackError, DefinitionError, RegistrationError, brief, check_choice
 
 P = ParamSpec("P")
 R = TypeVar("R")

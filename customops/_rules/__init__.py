@@ -16,8 +16,8 @@ from customops._rules.autocast import AutocastRule
 from customops._rules.compilers import COMPILERS, DecompositionRule, InductorLoweringRule
 from customops._rules.fake import FakeRule
 from customops._rules.flops import FlopsRule
-from customops._rules.functionalization import EffectRule, TorchDispatchRule
-from customops._rules.kernel import KernelRule, RawRule
+from customops._rules.kernel import KernelRule
+from customops._rules.modes import EffectRule, RawRule, TorchDispatchRule
 from customops._rules.out import OutRule
 from customops._rules.reference import Reference, ReferenceOptions, ReferenceRule
 from customops._rules.sharding import ShardingRule

@@ -79,11 +79,7 @@ class AutocastRule(Rule[str, torch.dtype]):
 
 
 def casting(
-    overload: Any,
-    schema: Schema,
-    device_type: str,
-    key: str,
-    dtype_of_call: Callable[[], torch.dtype | None],
+    overload: Any, schema: Schema, device_type: str, key: str, dtype_of_call: Callable[[], torch.dtype | None]
 ) -> Callable[..., Any]:
     """A kernel for an autocast key: cast the inputs, if there is a dtype, then call the op again without that key."""
     own_key = _torch.dispatcher.key_set(key)

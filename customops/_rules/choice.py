@@ -29,8 +29,9 @@ from customops._dispatch.current_kernel import CurrentKernel
 from customops._dispatch.operator import OperatorHandle
 from customops._dispatch.preference import Tables, here, is_name, names_for, preferred_by_name
 from customops._dispatch.results import given
+from customops._places import innermost, where
 from customops._schema.model import Schema
-from customops._torch.tensors import tensors_in
+from customops._torch.trees import tensors_in
 from customops.errors import (
     CallbackError,
     CustomOpsError,
@@ -40,8 +41,6 @@ from customops.errors import (
     brief,
     did_you_mean,
     first_line,
-    innermost,
-    where,
 )
 
 __tracebackhide__ = True  # pytest leaves the frames out
@@ -85,8 +84,7 @@ class Alternative:
 
     Attributes:
         name: unique among those of a device.
-        when: is called with all arguments of the op, and says yes (True), no (False), or no, and why (a string). None:
-            it always may run.
+        when: takes all arguments of the op, and returns True, False, or why not, a string. None: it always may run.
         key: how long an answer of `when` holds: "arguments", a function of the arguments, or None: for the call.
         number: grows with each one that is made.
     """
@@ -358,7 +356,7 @@ class Chooser:
             if isinstance(answer, torch.SymBool) or type(answer).__name__ in ("bool", "bool_"):  # of NumPy
                 answer = bool(answer)  # of a symbol, that makes a guard
         except Exception as error:
-            if not _torch.tensors.asks_for_data(error):
+            if not _torch.fakes.asks_for_data(error):
                 if isinstance(error, CustomOpsError) or type(error).__module__.partition(".")[0] == "torch":
                     raise
                 problem, got = (
@@ -415,7 +413,7 @@ class Chooser:
             chosen, refused = self.asked(_torch.dynamo.of_trace(here), args, kwargs, traced=True)
         except Exception as error:
             cause = error.__cause__ if isinstance(error, KernelError) else error
-            if cause is None or not _torch.tensors.asks_for_data(cause):
+            if cause is None or not _torch.fakes.asks_for_data(cause):
                 raise
             log.info("%s: which kernel runs is left to each call: %s", self.operator.qualname, first_line(error))
             return None
@@ -461,15 +459,15 @@ class _WithoutData:
 
     def __enter__(self) -> Callable[[], Any]:
         if self.traced:
-            self.context = _torch.tensors.without_fresh_symbols(self.given)
+            self.context = _torch.fakes.without_fresh_symbols(self.given)
             self.context.__enter__()
         return self._make
 
     def _make(self) -> Any:
         if self.made is None and self.traced:
-            self.made = _torch.tensors.like_in_trace(self.given)
+            self.made = _torch.fakes.like_in_trace(self.given)
         elif self.made is None:
-            self.context = _torch.tensors.stand_ins(*self.given)
+            self.context = _torch.fakes.stand_ins(*self.given)
             self.made = self.context.__enter__()
         return self.made
 

@@ -11,14 +11,16 @@ import torch
 
 from customops import _torch
 from customops._codegen.bypass import graph_call
-from customops._dispatch.callbacks import Fn, bind_kernel, completer
+from customops._dispatch.callbacks import Fn, bind_kernel
 from customops._dispatch.names import Name
 from customops._dispatch.operator import OperatorHandle
 from customops._dispatch.registrations import Registration, Undo
 from customops._dispatch.rule import Rule
+from customops._places import where
+from customops._schema.defaults import completer
 from customops._schema.model import Argument
 from customops._schema.types import ROWS, item_type
-from customops.errors import RegistrationError, UnsupportedError, brief, where
+from customops.errors import RegistrationError, UnsupportedError, brief
 
 
 def check_functional(operator: OperatorHandle, role: str) -> None:

@@ -8,19 +8,16 @@ from operator import is_
 from typing import Any
 
 from customops import _torch
-from customops._dispatch.callbacks import Fill, Fn, bind_kernel, filler
+from customops._dispatch.callbacks import Fn, bind_kernel
 from customops._dispatch.operator import OpSpec
 from customops._dispatch.registrations import Registration, Undo
-from customops._dispatch.results import (
-    ResultCheck,
-    mutated_results,
-    result_error,
-    structure_check,
-)
+from customops._dispatch.results import ResultCheck, mutated_results, result_error, structure_check
 from customops._dispatch.rule import Rule
-from customops._rules.out import asking
+from customops._places import is_deliberate, name_of, user_source, user_stacklevel, users_call, users_frames
+from customops._rules.expected import asking_fake
+from customops._schema.defaults import Fill, filler
 from customops._torch.schema import Tag
-from customops._torch.tensors import tensors_in
+from customops._torch.trees import tensors_in
 from customops._versions import cached_property
 from customops.errors import (
     ArgumentError,
@@ -30,12 +27,6 @@ from customops.errors import (
     MissingFakeError,
     RegistrationError,
     brief,
-    is_deliberate,
-    name_of,
-    user_source,
-    user_stacklevel,
-    users_call,
-    users_frames,
 )
 
 __tracebackhide__ = True  # pytest leaves the frames out
@@ -130,7 +121,7 @@ class FakeRule(Rule[None, Fn]):
         overload, op = operator.overload, operator.qualname
 
         def fake(*args: Any, **kwargs: Any) -> Any:
-            is_compiled = not asking.get() and _torch.dynamo.traced(overload, op)
+            is_compiled = not asking_fake.get() and _torch.dynamo.traced(overload, op)
             fn, (fill, check, mutated) = self.fn or self.default, self._by_schema
             if fill is not None:
                 args, kwargs = fill(args, kwargs)
@@ -178,7 +169,7 @@ def _for_compilers(error: Exception, op: str) -> Exception:
             error.where = _torch.dynamo.traced_call() or users_call()
             error.args = (error._message(),)
         return error
-    reads_data = _torch.tensors.reads_data(error)
+    reads_data = _torch.fakes.reads_data(error)
     frames = users_frames(error)
     if not frames or not (reads_data or type(error) in _FAULTS) or not _torch.dynamo.is_tracing():
         return error

@@ -5,9 +5,8 @@ written, and each written argument is replaced by that. torch does so for every 
 
 - An in-place or out op returns what it was given to write to. Functionalized, its result would be a tensor of its own,
   and nothing would say that it is the memory of the argument: a compiler hands that memory out again while the result
-  is still in use. So a variant of the op that only writes, and returns nothing, takes its place, and the result is the
-  argument.
-- Some calls go through torch's first form of it: see `_torch.tensors.functionalize`.
+  is still in use. So a variant that only writes, and returns nothing, takes its place; the result is the argument.
+- Some calls go through torch's first form of it: see `_torch.functionalization.functionalize`.
 
 Ops that also return lists or numbers are let through: torch's form can do that, but refuses them.
 
@@ -26,25 +25,21 @@ from torch.autograd.graph import increment_version
 
 from customops import _torch
 from customops._codegen.kernel import function_at
-from customops._dispatch import callbacks
-from customops._dispatch.callbacks import Fn, filler
+from customops._dispatch.callbacks import Fn
 from customops._dispatch.operator import OperatorHandle
-from customops._dispatch.registrations import Registration, Undo, lock, nothing
+from customops._dispatch.registrations import lock
 from customops._dispatch.results import given, mutated_results
-from customops._dispatch.rule import Rule
+from customops._schema.defaults import filler
 from customops._schema.model import Schema
 from customops._torch.schema import Tag
-from customops._torch.tensors import tensors_in
-from customops.errors import CallbackError, UnsupportedError, brief
+from customops._torch.trees import tensors_in
+from customops.errors import UnsupportedError
 
 __tracebackhide__ = True  # pytest leaves the frames out
 
 
 def bind(operator: OperatorHandle, kernel: Fn | None) -> None:
-    """Put into an op of ours what follows from what its schema says it writes.
-
-    `kernel` is the function that came with the op. If the op is traceable, functionalization runs it in its place.
-    """
+    """Install in an op of ours what its writes need. Functionalization runs `kernel`, of the op, if it is traceable."""
     schema, overload, traced = operator.schema, operator.overload, kernel if operator.spec.traceable else None
     writes, variant = bool(schema.mutated) and not schema.is_view, operator.mutation_only
     if writes and variant is not None:
@@ -55,11 +50,11 @@ def bind(operator: OperatorHandle, kernel: Fn | None) -> None:
         variant.impl(_torch.dynamo.outside_dynamo(write), "CompositeExplicitAutograd")
         variant.impl_fake(write, __file__)  # the fake of the op has its say
     elif writes and any(ret.type != "Tensor" for ret in schema.returns):
-        _torch.tensors.allow_any_returns(overload)
+        _torch.functionalization.allow_any_returns(overload)
     if writes or traced is not None:
-        operator.impl_torch_dispatch(_torch.tensors.FunctionalTensorMode, _rule(operator, writes, traced))
+        operator.impl_torch_dispatch(_torch.functionalization.FunctionalTensorMode, _rule(operator, writes, traced))
     if schema.mutated:
-        for mode in _torch.tensors.checkpoint_modes:
+        for mode in _torch.functionalization.checkpoint_modes:
             operator.impl_torch_dispatch(mode, _run_again)
     # The ADInplaceOrView key: version counters of what an op writes to, and true views for view ops.
     if schema.mutated and schema.is_view:
@@ -104,14 +99,14 @@ def _rule(operator: OperatorHandle, writes: bool, kernel: Fn | None) -> Fn:
         if kernel is not None:
             _torch.dynamo.traced(operator.overload, operator.qualname)
             if runs_kernel(tensors_in((*args, *kwargs.values()))):
-                if not all(map(_torch.tensors.is_of_torch, types)):
+                if not all(map(_torch.functionalization.is_of_torch, types)):
                     return NotImplemented  # a subclass has the first say
                 args, kwargs = fill(args, kwargs) if fill is not None else (args, kwargs)
                 with mode:
                     return kernel(*args, **kwargs)
         if not writes:
             return mode.__torch_dispatch__(func, types, args, kwargs)
-        result = _torch.tensors.functionalize(mode, overload, types, args, kwargs, written(args, kwargs))
+        result = _torch.functionalization.functionalize(mode, overload, types, args, kwargs, written(args, kwargs))
         return result if mutated is None else mutated(args, kwargs)
 
     return rule
@@ -151,7 +146,7 @@ def _on_plain(operator: OperatorHandle) -> Callable[..., Any]:
         tensors = [(each, x) for each, value in given(schema, args, kwargs) for x in tensors_in((value,))]
         lazy = {id(x): x for _, x in tensors if x.is_conj() or x.is_neg()}
         for (argument, x), (other, y) in itertools.product(tensors, repeat=2):
-            if argument.is_mutated and id(x) in lazy and x is not y and _torch.tensors.may_overlap(x, y):
+            if argument.is_mutated and id(x) in lazy and x is not y and _torch.memory.may_overlap(x, y):
                 raise UnsupportedError(
                     "the op writes to a conjugate or negative view, and another tensor of the call has the same memory",
                     op=operator.qualname,
@@ -161,13 +156,13 @@ def _on_plain(operator: OperatorHandle) -> Callable[..., Any]:
                 )
         with _torch.dispatcher.below_autograd():
             plain = {key: x.clone() for key, x in lazy.items()}  # modes see it, as they do in torch
-        others = _torch.tensors.tree_map(lambda value: plain.get(id(value), value), (args, kwargs))
+        others = _torch.trees.tree_map(lambda value: plain.get(id(value), value), (args, kwargs))
         result = overload.redispatch(keyset & _torch.dispatcher.after_lazy, *others[0], **others[1])
         with _torch.dispatcher.below_adinplaceorview():  # the write was counted there
             for key in {id(x) for argument, x in tensors if argument.is_mutated} & lazy.keys():
                 lazy[key].copy_(plain[key])
         back = {id(copy): lazy[key] for key, copy in plain.items()}
-        return _torch.tensors.tree_map(lambda value: back.get(id(value), value), result)
+        return _torch.trees.tree_map(lambda value: back.get(id(value), value), result)
 
     return _torch.dynamo.outside_dynamo(rule)
 
@@ -179,62 +174,5 @@ def _run_again(mode: Any, func: Any, types: Any, args: tuple[Any, ...] = (), kwa
     rest would read memory that nobody filled. Where a checkpoint is compiled, the graph has the new values as tensors
     of their own: these are saved, because by then the memory that the op read holds what it has written.
     """
-    with _torch.tensors.saved_for_backward(mode):
+    with _torch.functionalization.saved_for_backward(mode):
         return func(*args, **(kwargs or {}))
-
-
-# Rules for a TorchDispatchMode or a tensor subclass: what runs instead of its own ``__torch_dispatch__`` --------------
-
-
-class TorchDispatchRule(Rule[type, Fn]):
-    """class -> rule. torch refuses a second rule for a class, so one function is registered, which reads the table."""
-
-    def register(self, cls: type, fn: Fn) -> Registration:
-        if not isinstance(cls, type):
-            raise CallbackError(
-                "a torch_dispatch rule must be registered for a class",
-                op=self.operator.qualname,
-                expected="a subclass of TorchDispatchMode or of Tensor",
-                got=brief(cls),
-                fix="register_torch_dispatch(MyMode, fn)",
-            )
-        op = self.operator.qualname
-        callbacks.bind(fn, op, "torch_dispatch rule", "mode_or_cls", "func", "types", "args", "kwargs")
-        return self.set(cls, fn)
-
-    def _install(self, cls: type, own_library: bool) -> Undo:
-        rules, overload, op = self.values, self.operator.overload, self.operator.qualname
-
-        def rule(*args: Any, **kwargs: Any) -> Any:
-            _torch.dynamo.traced(overload, op)  # the rule need not call the op, which would do it
-            return rules[cls](*args, **kwargs)
-
-        return self.operator.impl_torch_dispatch(cls, rule, own_library=own_library)
-
-
-class EffectRule(Rule[None, Any]):
-    """The side effect of an op, by which compilers keep its calls and their order.
-
-    torch keeps it by the op's name, so that it is told anew when it changes.
-    """
-
-    _undo: Undo
-
-    def bind(self, operator: OperatorHandle) -> None:
-        self._undo = nothing
-        super().bind(operator)
-
-    def register(self, effect: Any) -> Registration:
-        return self.set(None, effect)
-
-    def _install(self, _: None, own_library: bool) -> Undo:
-        return self._forget
-
-    def _forget(self) -> None:
-        undo, self._undo = self._undo, nothing
-        undo()
-
-    def _changed(self) -> None:
-        self._forget()
-        if None in self.values:
-            self._undo = self.operator.impl_effect(self.values[None])

@@ -1,7 +1,4 @@
-"""Kernels, for a device type or for all others; which are switched off; what the first call of each shows.
-
-Several for one device have names, and are chosen among: see `choice`.
-"""
+"""Kernels, for a device type or for all others, and which of them are enabled. `choice` has several for one device."""
 
 from __future__ import annotations
 
@@ -9,27 +6,25 @@ import functools
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from customops import _torch
 from customops._codegen.kernel import kernel as generate_kernel
 from customops._dispatch import preference
-from customops._dispatch.callbacks import Fn, bind_kernel, filler
+from customops._dispatch.callbacks import Fn, bind_kernel
 from customops._dispatch.current_kernel import CurrentKernel
-from customops._dispatch.names import _ANY_DEVICE, DeviceTypes, check_devices, device_list
+from customops._dispatch.devices import ANY_DEVICE, DeviceTypes, check_devices, device_list
 from customops._dispatch.operator import OperatorHandle
 from customops._dispatch.registrations import Registration, Undo, lock, nothing
-from customops._dispatch.results import given
 from customops._dispatch.rule import Rule
+from customops._places import user_stacklevel
 from customops._rules import choice
 from customops._rules.choice import (
     ARGUMENTS,
     DEFAULT,
-    PLAIN,
     REFERENCE,
     Alternative,
     Chooser,
@@ -40,45 +35,33 @@ from customops._rules.choice import (
     hidden_in,
     in_order,
 )
-from customops._rules.out import Expected, asked, is_stub
+from customops._rules.inspection import CallingTorch, Inspection
+from customops._rules.out import is_stub
 from customops._rules.reference import Reference
-from customops._torch.library import OpOverload
-from customops._torch.tensors import tensors_in
-from customops.errors import (
-    KernelError,
-    RegistrationError,
-    UnsupportedError,
-    user_stacklevel,
-    where,
-)
+from customops._schema.defaults import filler
+from customops.errors import RegistrationError
 
 log = logging.getLogger("customops")
 
 
 class KernelRule(Rule[tuple[str | None, str], Alternative]):
-    """The kernels of one op: device type, or None for all others; and name -> kernel.
+    """The kernels of one op, and the reference: device type, or None for all others, and name -> kernel."""
 
-    The reference is here by its name, too, and is no kernel of a device.
-    """
-
-    #: The function the op was defined from.
+    #: The function that the op was defined from.
     default: Fn | None = None
     #: Device types and flags, of the contexts of `enabled` that are open now: the newest one counts.
     switches: tuple[tuple[str, bool], ...] = ()
 
     @property
     def kernels(self) -> dict[str | None, Fn]:
-        """Device type -> the kernel that is asked first there."""
+        """Device type -> the kernel that comes first there."""
         devices = dict.fromkeys(device for device, name in self.values if name != REFERENCE)
         return {device: in_order(self._own(device), ())[0].fn for device in devices}
 
     def alternatives(
         self, device_type: str | None, values: Mapping[tuple[str | None, str], Alternative] | None = None
     ) -> tuple[Alternative, ...]:
-        """What may run on a device, in the order in which it is asked without a preference, with what is registered.
-
-        `values` is what would be registered instead.
-        """
+        """Return what may run on a device, in the order without a preference, of `values` or what is registered."""
         general = self._own(None, values)
         if self._disabled(device_type):
             return in_order((), [each for each in general if each.name != REFERENCE])
@@ -136,10 +119,7 @@ class KernelRule(Rule[tuple[str | None, str], Alternative]):
         return self.set_all([(device, made.name) for device in devices], made)
 
     def _warn_of_hidden(self, devices: Sequence[str | None], made: Alternative) -> None:
-        """Warn of predicates that are asked now and will not be once `made` is registered.
-
-        Its own may be: a lower priority says so.
-        """
+        """Warn of other kernels that could run, and cannot once `made` is registered."""
         values = {**self.values, **{(device, made.name): made for device in devices}}
         for device in dict.fromkeys(device for device, _ in values):
             before, after = self.alternatives(device), self.alternatives(device, values)
@@ -205,12 +185,12 @@ class KernelRule(Rule[tuple[str | None, str], Alternative]):
             self.operator.recompile()
 
     def preferences_changed(self) -> None:
-        """There are preferences for ops that had none."""
+        """Follow preferences for ops that had none."""
         if self.operator.removed is None and preference.concerns(self.operator.qualname):
             self._changed()
 
     def choices_changed(self, ops: set[str]) -> None:
-        """There are other stored choices for these ops."""
+        """Follow new stored choices for these ops."""
         if self.operator.removed is None and self.operator.qualname in ops:
             self._changed()
 
@@ -219,7 +199,7 @@ class KernelRule(Rule[tuple[str | None, str], Alternative]):
         return choice.stored_choices(self.operator.qualname, self.operator.schema, device_type)
 
     def traced(self) -> Any:
-        """The kernels of an op that compilers trace into, of another none; and by what they choose among several."""
+        """Return the kernels of a traceable op, and what compilers choose by among several."""
         kernels = {key: self._active(key) for key in self.kernels} if self.operator.spec.traceable else {}
         choices = {device: chooser.digested() for device, chooser in self._choosers.items()}
         return (kernels, choices) if choices else kernels
@@ -228,10 +208,7 @@ class KernelRule(Rule[tuple[str | None, str], Alternative]):
         return next((not enabled for device, enabled in reversed(self.switches) if device == device_type), False)
 
     def choose_in_trace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
-        """The name of the kernel that a graph is to call for these fakes, or None: each call chooses, or there is one.
-
-        The graph is guarded by what was read for that.
-        """
+        """Return the name of the kernel that a graph calls for these fakes, with guards, or None: each call chooses."""
         operator = self.operator
         if not self._choosers or not operator.options.choose_when_traced:
             return None
@@ -241,7 +218,7 @@ class KernelRule(Rule[tuple[str | None, str], Alternative]):
         return None if chooser is None else chooser.traced(args, kwargs)
 
     def chooser_for(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Chooser | None:
-        """What chooses the kernel of a call, or None: there is nothing to choose."""
+        """Return the chooser of the kernel of a call, or None if there is nothing to choose."""
         device = device_of(self.operator.schema, args, kwargs)
         if device is None:
             return None
@@ -305,7 +282,7 @@ class KernelRule(Rule[tuple[str | None, str], Alternative]):
             return functools.partial(self._uninstall_last, device_type)
         schema = operator.schema
         current = CurrentKernel(self._active(device_type), operator.qualname, device_type, schema, self._inspection)
-        key = _ANY_DEVICE if device_type is None else _torch.dispatcher.device_key(device_type)
+        key = ANY_DEVICE if device_type is None else _torch.dispatcher.device_key(device_type)
         kernel = generate_kernel(operator, current)
         others_write = bool(schema.mutated) and operator.library is None
         if not (schema.is_view or others_write):  # what calls it directly skips keys, which else have more to do
@@ -338,7 +315,7 @@ class KernelRule(Rule[tuple[str | None, str], Alternative]):
 
 
 def _selector(rule: KernelRule, operator: OperatorHandle) -> Callable[..., Any]:
-    """The function at BackendSelect: without tensors to tell, dispatch follows the `device` argument."""
+    """Return the function at BackendSelect: without tensors, dispatch follows the `device` argument."""
     argument = operator.schema.device_argument
     assert argument is not None
     position = None if argument.kwarg_only else operator.schema.positional.index(argument)
@@ -361,171 +338,3 @@ def _selector(rule: KernelRule, operator: OperatorHandle) -> Callable[..., Any]:
         return overload.redispatch(_torch.dispatcher.key_set(key), *args, **kwargs)
 
     return _torch.dynamo.outside_dynamo(select)
-
-
-# A kernel that is called for the first time: does it write and return what it says? -----------------------------------
-
-#: Tensors on these devices are looked at; others may lack the operations for it.
-_DEVICES = frozenset({"cpu", "cuda", "xpu", "mps"})
-_SAMPLE = 4096
-
-
-class Inspection:
-    """Called in the place of a kernel, until a call passes: does it write what it says, and return what is expected?
-
-    Args:
-        compiled: compare with the fake impl, on which code that was compiled relies.
-    """
-
-    def __init__(self, current: CurrentKernel, operator: OperatorHandle, *, compiled: bool) -> None:
-        self.current, self.overload, self.compiled = current, operator.overload, compiled
-        self.__wrapped__ = current.registered
-        self.calls_torch = operator.spec.kernel_calls_torch or isinstance(current.registered, CallingTorch)
-
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        current, fn = self.current, self.__wrapped__
-        assert current.schema is not None
-        read: list[tuple[str, Tensor, int | None, Tensor | None]] = []
-        written = set()
-        for argument, value in given(current.schema, args, kwargs):
-            for x in value if isinstance(value, (list, tuple)) else (value,):
-                if not isinstance(x, Tensor):
-                    continue
-                if type(x) not in PLAIN or x.device.type not in _DEVICES:
-                    return fn(*args, **kwargs)
-                if argument.is_mutated:
-                    written.add(_torch.tensors.memory_id(x))
-                else:
-                    read.append((argument.name, x, _torch.autograd.version_of(x), _sample(x)))
-        result = fn(*args, **kwargs) if self.calls_torch else self._without_torch(*args, **kwargs)
-        for name, x, version, sample in read:
-            is_counted = _torch.autograd.version_of(x) != version and _torch.tensors.memory_id(x) not in written
-            if is_counted and _differs(_sample(x), sample):
-                raise KernelError(
-                    "the kernel writes to an argument, and the schema does not say so: compilers and autograd would "
-                    "use the old value",
-                    op=current.op,
-                    argument=name,
-                    where=where(fn),
-                    fix=f"work on a copy ({name}.clone()), or declare it: mutates_args=({name!r},)",
-                )
-        results, expected = result if isinstance(result, (list, tuple)) else (result,), None
-        if self.compiled:
-            with suppress(UnsupportedError):  # sizes that depend on data
-                expected = asked(self.overload, current.op, args, kwargs)
-                results = tensors_in(results)
-        if expected is not None and not (len(expected) == len(results) and all(map(Expected.fits, expected, results))):
-            record = _torch.library.fake_record(current.op)
-            raise KernelError(
-                "the kernel returned something else than the fake impl says, on which compiled code relies",
-                op=current.op,
-                expected=", ".join(map(str, expected)),
-                got=", ".join(str(Expected.like(x)) for x in results),
-                where=where(fn),
-                fix=f"correct the fake impl ({record.source})" if record is not None else "correct the fake impl",
-            )
-        current.passed()
-        return result
-
-    def _without_torch(self, *args: Any, **kwargs: Any) -> Any:
-        """Call a kernel that is to call no operations of torch, and raise if it does."""
-        watch = _WatchOperations()  # type: ignore[no-untyped-call]
-        result = _torch.dispatcher.call_plainly_writing(watch.call, self.__wrapped__, *args, **kwargs)
-        if watch.found is not None:
-            raise KernelError(
-                "the kernel calls an operation of torch, and its op is defined with kernel_calls_torch=False: the "
-                "operation would depend on the autocast and gradient mode of the caller",
-                op=self.current.op,
-                got=watch.found,
-                where=where(self.__wrapped__),
-                fix="leave kernel_calls_torch out of the definition, or register this kernel with calls_torch=True",
-            )
-        return result
-
-
-#: Operations on tensors whose results are the same with and without autocast and gradients. Views are, too.
-_INDEPENDENT = frozenset(
-    f"aten::{name}"
-    for name in """empty_like new_empty new_empty_strided zeros_like new_zeros ones_like new_ones full_like new_full
-    clone copy_ _to_copy fill_ zero_ resize_ set_ _local_scalar_dense record_stream is_pinned _pin_memory""".split()
-)
-
-
-class _WatchOperations(_torch.tensors.TorchDispatchMode):
-    """Finds the first operation that depends on the state in which it is called."""
-
-    supports_higher_order_operators = True
-    found: str | None = None
-
-    def call(self, fn: Fn, /, *args: Any, **kwargs: Any) -> Any:
-        with self:
-            return fn(*args, **kwargs)
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if self.found is None and not (isinstance(func, OpOverload) and _is_independent(func)):
-            self.found = func.name().removesuffix(".default")
-        return func(*args, **(kwargs or {}))
-
-
-def _is_independent(op: OpOverload) -> bool:
-    schema = op._schema
-    takes_tensors = any("Tensor" in str(argument.type) for argument in schema.arguments)
-    is_view = any(ret.alias_info is not None and not ret.alias_info.is_write for ret in schema.returns)
-    return is_view or torch.Tag.inplace_view in op.tags or not takes_tensors or schema.name in _INDEPENDENT
-
-
-class CallingTorch:
-    """A kernel that calls operations of torch, of an op whose others do not: it sees to its state by itself."""
-
-    def __init__(self, fn: Fn, *, writes: bool) -> None:
-        self.__wrapped__ = fn
-        self.call = _torch.dispatcher.call_plainly_writing if writes else _torch.dispatcher.call_plainly
-
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        return self.call(self.__wrapped__, *args, **kwargs)
-
-
-def _sample(tensor: Tensor) -> Tensor | None:
-    """A copy of some elements. A write changes some of them; where not, it may have been undone."""
-    if tensor.layout is not torch.strided or tensor.is_inference():
-        return None
-    most = max(1, int(_SAMPLE ** (1 / max(1, tensor.dim()))))
-    some = tuple([slice(None, None, -(-size // most) or 1) for size in tensor.shape])
-    return tensor.detach()[some].clone().resolve_conj().resolve_neg()
-
-
-def _differs(now: Tensor | None, before: Tensor | None) -> bool:
-    if now is None or before is None or now.shape != before.shape:
-        return now is not before
-    return not torch.equal(*(x.contiguous().flatten().view(torch.uint8) for x in (now, before)))
-
-
-# Kernels of the user's own at dispatch keys, as they are --------------------------------------------------------------
-
-
-class RawRule(Rule[object, tuple[tuple[str, ...], Fn]]):
-    """The kernels of one op that are called as they are: no trampoline stands before them. Each has a key of its own.
-
-    A value is the dispatch keys of a kernel, and the kernel. Tracing may go through it.
-    """
-
-    def traced(self) -> Any:
-        return [*self.values.values()]
-
-    def register(self, keys: tuple[str, ...], fn: Fn) -> Registration:
-        """Put `fn` at all of the keys, or at none."""
-        return self.set(object(), (keys, fn))
-
-    def _install(self, key: object, own_library: bool) -> Undo:
-        operator, (dispatch_keys, fn) = self.operator, self.values[key]
-
-        def traced(*args: Any, **kwargs: Any) -> Any:
-            _torch.dynamo.traced(operator.overload, operator.qualname)
-            return fn(*args, **kwargs)
-
-        with ExitStack() as undos:  # if torch refuses a key, it is taken from the others again
-            for each in dispatch_keys:
-                # Compilers trace such a kernel in the place of the op.
-                kernel = traced if each == "CompositeImplicitAutograd" else fn
-                undos.callback(operator.impl(kernel, each, own_library=True, raw=True))
-            return undos.pop_all().close

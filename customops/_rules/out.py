@@ -8,32 +8,32 @@ rule and autocast of the functional op count for both; gradients go through the 
 
 from __future__ import annotations
 
-import contextlib
 import dis
 import inspect
 import types
 from collections.abc import Callable, Iterator, Sequence
-from contextvars import ContextVar
 from dataclasses import replace
-from operator import attrgetter, is_
-from typing import Any, Literal, NamedTuple
+from operator import is_
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from customops import _torch
 from customops._codegen.lowering import Lowering
-from customops._dispatch.callbacks import Fn, bind_kernel, filler
-from customops._dispatch.names import DeviceTypes, Name, check_devices
-from customops._dispatch.operator import OperatorHandle, OpSpec, Options
+from customops._dispatch.callbacks import Fn, bind_kernel
+from customops._dispatch.devices import DeviceTypes, check_devices
+from customops._dispatch.names import Name
+from customops._dispatch.operator import OperatorHandle, OpSpec
+from customops._dispatch.options import Options
 from customops._dispatch.registrations import Registration, RegistrationGroup
-from customops._dispatch.results import describe
+from customops._places import innermost, user_source, where
+from customops._rules.expected import FACTS, Expected, ExpectedResults, split_call
 from customops._schema.model import Alias, Argument, Names, Return, Schema, tensor_names
 from customops._schema.structure import Group, Leaf, Node, Parameter, Signature, TupleForm
 from customops._schema.tags import normalize_tags
-from customops._torch.library import OpOverload
 from customops._torch.schema import Tag
-from customops._torch.tensors import tensors_in
+from customops._torch.trees import tensors_in
 from customops.errors import (
     AliasError,
     ArgumentError,
@@ -42,170 +42,10 @@ from customops.errors import (
     RegistrationError,
     UnregisteredError,
     UnsupportedError,
-    innermost,
-    user_source,
-    where,
+    describe,
 )
 
 __tracebackhide__ = True  # pytest leaves the frames out
-
-# What the results of a call will be, by the fake impl: shapes, strides, dtypes, devices -------------------------------
-
-#: So many results are remembered of an op, and so many accepted calls.
-_MOST, _MOST_ACCEPTED = 256, 8
-
-#: What of a call the fake impl may go by.
-Key = tuple[Any, ...]
-_FACTS = attrgetter("shape", "dtype", "device")
-
-#: Is a fake impl being asked by `asked`, and for no compiler?
-asking: ContextVar[bool] = ContextVar("customops.asking_fake", default=False)
-
-
-class Expected(NamedTuple):
-    """A tensor that is to come."""
-
-    shape: torch.Size
-    stride: tuple[int, ...]
-    dtype: torch.dtype
-    device: torch.device
-
-    @classmethod
-    def like(cls, tensor: Tensor) -> Expected:
-        return cls(tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
-
-    def allocate(self) -> Tensor:
-        return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=self.device)
-
-    def fits(self, tensor: Tensor) -> bool:
-        """Has a tensor this shape and dtype, on this device? (Strides are another matter.)"""
-        return tensor.shape == self.shape and tensor.dtype is self.dtype and tensor.device == self.device
-
-    def check(self, op: str, argument: str, out: Tensor) -> None:
-        """Raise unless an out tensor fits."""
-        if not self.fits(out):
-            raise ArgumentError(
-                "an out tensor does not match the result, and is neither resized nor cast",
-                op=op,
-                argument=argument,
-                expected=str(self),
-                got=str(Expected.like(out)),
-                fix=f'{argument}=torch.empty({tuple(self.shape)}, dtype={self.dtype}, device="{self.device}")',
-            )
-
-    def is_laid_out(self, tensor: Tensor) -> bool:
-        """Has a tensor of this shape these strides, where they matter?"""
-        given = tensor.stride()
-        if given == self.stride or 0 in self.shape:
-            return True
-        return all(n == 1 or a == b for n, a, b in zip(self.shape, given, self.stride, strict=True))
-
-    def __str__(self) -> str:
-        return f"a tensor of shape {tuple(self.shape)}, {self.dtype}, on {self.device}"
-
-
-class Foresight:
-    """Asks the fake impl of the op of a rule, once for all calls with the same shapes and numbers."""
-
-    def __init__(self, rule: OutRule) -> None:
-        self._rule = rule
-        self._known_of: Any = None
-        #: What is expected in calls, by the keys of their arguments.
-        self._known: dict[Key, tuple[Expected, ...]] = {}
-        #: The last calls whose out tensors were found to be as expected.
-        self._accepted: list[tuple[_torch.dispatcher.Guard, list[Any]]] = []
-
-    def _follow_fake(self) -> None:
-        fake = self._rule.op._rules.fake.fn
-        if fake is not self._known_of:
-            self.forget()
-            self._known_of = fake
-
-    def accepts(self, tensors: Sequence[Tensor], rest: list[Any]) -> bool:
-        """Was a call like this accepted? `tensors` are those of its arguments and its out tensors: see `_split`."""
-        self._follow_fake()
-        if True not in [tensor.is_nested for tensor in tensors]:  # a guard must not look at one
-            for looks_same, of_call in self._accepted:
-                if rest == of_call and looks_same(*tensors):
-                    return True
-        return False
-
-    def accept(self, tensors: Sequence[Tensor], rest: list[Any]) -> None:
-        """From now on `accepts` is true of calls like this."""
-        looks_same = _torch.dispatcher.exact_guard_of(tensors)
-        if looks_same is not None:
-            self._accepted = [(looks_same, rest), *self._accepted[: _MOST_ACCEPTED - 1]]
-
-    def of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Expected, ...] | None:
-        """What the results of a call will be, or None if the op has no fake impl.
-
-        Raises:
-            UnsupportedError: that depends on data.
-        """
-        self._follow_fake()
-        tensors, rest = _split(args, kwargs)
-        key: Key | None = None
-        found = None
-        with contextlib.suppress(RuntimeError, TypeError):  # of a layout without strides; of an argument without a hash
-            whole = (*((*_FACTS(tensor), tensor.stride()) for tensor in tensors), *rest)
-            found = self._known.get(whole)
-            key = whole
-        if found is None:
-            found = asked(self._rule.operator.overload, self._rule.operator.qualname, args, kwargs)
-            if key is not None and found is not None:
-                if len(self._known) >= _MOST:
-                    self._known.clear()
-                self._known[key] = found
-        return found
-
-    def forget(self) -> None:
-        """A fake impl may go by more than its arguments, which then is not what it was."""
-        self._known.clear()
-        self._accepted = []
-
-
-def _split(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[list[Tensor], list[Any]]:
-    """The tensors of a call, and whatever else the fake impl may go by: equal in calls that differ in tensors alone."""
-    tensors: list[Tensor] = []
-    rest = [torch.get_default_dtype(), *kwargs]
-    for value in (*args, *kwargs.values()):
-        if isinstance(value, Tensor):
-            tensors.append(value)
-            rest.append(Tensor)
-        elif isinstance(value, (list, tuple)):
-            tensors += [x for x in value if isinstance(x, Tensor)]
-            rest += (type(value), len(value), *(Tensor if isinstance(x, Tensor) else (type(x), x) for x in value))
-        else:
-            rest += (type(value), value)
-    return tensors, rest
-
-
-def asked(overload: OpOverload, op: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Expected, ...] | None:
-    """What the fake impl says of the tensors that a call returns, or None if the op has none.
-
-    Raises:
-        UnsupportedError: that depends on data.
-    """
-    if asking.get():  # a kernel runs in the place of the fake impl: there is none
-        return None
-    token = asking.set(True)
-    try:
-        with _torch.tensors.quiet_fakes():
-            results = _torch.tensors.call_on_fakes(overload, args, kwargs)
-    except (MissingFakeError, _torch.tensors.NoFakeImpl):
-        return None
-    except Exception as error:
-        if _torch.tensors.needs_data(error):
-            raise UnsupportedError(
-                "an out variant of an op whose result sizes depend on data: they are unknown before the call",
-                op=op,
-                fix="return tensors of the largest size, and the sizes",
-            ) from error
-        raise
-    finally:
-        asking.reset(token)
-    return tuple(map(Expected.like, tensors_in(results if isinstance(results, (list, tuple)) else (results,))))
-
 
 # The schema and the signature of an out variant: those of a functional op, and the tensors to write to ----------------
 
@@ -239,10 +79,7 @@ def out_schema(schema: Schema) -> Schema:
 
 
 def out_signature(signature: Signature | None, schema: Schema) -> Signature | None:
-    """The signature of the out variant of an op that has this one; None if it is just what the schema says.
-
-    It has one parameter ``out``, of the form of the result: a tuple where the op returns a tuple.
-    """
+    """Return the signature of the out variant of an op, with ``out`` of the form of the result; None: the schema's."""
     if signature is None:
         if len(schema.returns) == 1:
             return None
@@ -271,13 +108,12 @@ def _outs(node: Node, names: Iterator[str]) -> Node:
 
 
 # A call of the kernel of an out variant: what it is given to write to, and what it returns ----------------------------
-# The kernel gets tensors that it can just fill. What the caller gave is looked at before: tensors of another shape,
-# dtype or device than the result are refused. Where they have other strides than the fake impl says, or lie in memory
-# that the kernel reads, it gets tensors of its own, and the result is copied.
+# The kernel gets tensors that it can just fill. Out tensors of another shape, dtype or device than the result raise.
+# For those of other strides, or in memory that the kernel reads, the kernel fills new tensors, which are copied.
 
 
 def check_given(op: str, names: Sequence[str], outs: Sequence[Tensor | None]) -> None:
-    """Raise if one is None: the dispatcher takes that for a tensor."""
+    """Raise if an out tensor is None, which the dispatcher accepts as a tensor."""
     for name, out in zip(names, outs, strict=True):
         if out is None:
             raise ArgumentError("the out tensor is missing", op=op, argument=name, expected="a tensor", got="None")
@@ -325,27 +161,27 @@ class Checked:
         self.keywords = [argument.name for argument in schema.keyword_only if argument.name in inplace]
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        names, foresight = self.names, self.rule.foresight
+        names, expected_results = self.names, self.rule.expected_results
         outs = [kwargs[name] for name in names]
         others = {}
         if len(kwargs) > len(names):
             others = {name: value for name, value in kwargs.items() if name not in names}
-        tensors, rest = _split(args, kwargs)
-        accepted, targets = foresight.accepts(tensors, rest), outs
+        tensors, rest = split_call(args, kwargs)
+        accepted, targets = expected_results.accepts(tensors, rest), outs
         if not accepted:
             check_given(self.op, names, outs)
-            expected = foresight.of(args, others) or tuple(map(Expected.like, outs))
+            expected = expected_results.of(args, others) or tuple(map(Expected.like, outs))
             if not all(map(Expected.fits, expected, outs)):
-                foresight.forget()
-                expected = foresight.of(args, others) or expected
+                expected_results.forget()
+                expected = expected_results.of(args, others) or expected
                 for name, each, out in zip(names, expected, outs, strict=True):
                     each.check(self.op, name, out)
             targets = [
                 out if each.is_laid_out(out) else each.allocate() for each, out in zip(expected, outs, strict=True)
             ]
             if all(map(is_, targets, outs)):
-                foresight.accept(tensors, rest)
-        if _torch.tensors.any_alias(args, others, (*outs,)):
+                expected_results.accept(tensors, rest)
+        if _torch.memory.any_alias(args, others, (*outs,)):
             targets = self._separate(args, others, outs, targets)
         elif accepted:
             return self.call_if_allocated(*args, **kwargs)
@@ -374,13 +210,9 @@ class Checked:
         return result
 
     def _separate(
-        self,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        outs: list[Tensor],
-        targets: list[Tensor],
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], outs: list[Tensor], targets: list[Tensor]
     ) -> list[Tensor]:
-        """What the kernel is to fill, where it may not write over what it still has to read."""
+        """Return tensors that the kernel can fill without writing over what it still has to read."""
         for i, out in enumerate(outs):
             if any(_overlap(out, other) for other in outs[:i]):
                 raise AliasError(
@@ -394,8 +226,8 @@ class Checked:
         others += tensors_in([each for name, each in kwargs.items() if name not in self.keywords])
 
         def is_read(out: Tensor) -> bool:
-            view = out.data_ptr(), *_FACTS(out), out.stride()
-            differs = (x for x in replaced if (x.data_ptr(), *_FACTS(x), x.stride()) != view)
+            view = out.data_ptr(), *FACTS(out), out.stride()
+            differs = (x for x in replaced if (x.data_ptr(), *FACTS(x), x.stride()) != view)
             return any(_overlap(out, x) for x in (*others, *differs))
 
         return [
@@ -405,8 +237,8 @@ class Checked:
 
 
 def _overlap(one: Tensor, other: Tensor) -> bool:
-    """May two tensors have an element in common?"""
-    return _torch.tensors.overlap(one, other, one.data_ptr(), other.data_ptr())
+    """Return whether two tensors may have an element in common."""
+    return _torch.memory.overlap(one, other, one.data_ptr(), other.data_ptr())
 
 
 # The rule -------------------------------------------------------------------------------------------------------------
@@ -429,17 +261,14 @@ class OutRule:
 
     def bind(self, operator: OperatorHandle) -> None:
         self.operator = operator
-        self.foresight = Foresight(self)
+        self.expected_results = ExpectedResults(operator, lambda: self.op._rules.fake.fn)
 
     @property
     def is_there(self) -> bool:
         return self.variant is not None and self.variant._definition.removed is None
 
     def register(self, op: Any, define: Define, device_types: DeviceTypes, fn: Fn, inplace: Names) -> Registration:
-        """Register a kernel of the out variant of `op`, a `CustomOpDef`. For the first one `define` makes the variant.
-
-        Nothing is left behind where that fails.
-        """
+        """Register a kernel of the out variant of `op`, a `CustomOpDef`. For the first one, `define` the variant."""
         schema, of = self.operator.schema, self.operator.spec
         check_has_outs(schema, self.operator.tags, of.qualname)
         name = Name(of.name.namespace, of.name.name, f"{of.name.overload}_out" if of.name.overload else "out")
@@ -493,7 +322,7 @@ class OutRule:
         return self._registered[-1]
 
     def functional_computes(self, device: str | None) -> bool:
-        """Has the functional op a kernel for a device (None: for all), which is not made of the out variant?"""
+        """Return whether the functional op has a kernel of its own for a device (None: for all)."""
         kernels, op = self.op._rules.kernel.kernels, self.operator.qualname
         known = [kernels[each] for each in {device, None} if each in kernels]
         if any(not isinstance(fn, Allocates) and not is_stub(fn) for fn in known):
@@ -541,7 +370,7 @@ _STUB_SIZE = 32  #: bytes of code, at the most. To disassemble a long function t
 
 
 def is_stub(fn: Fn) -> bool:
-    """Has a function no body but ``...``, ``pass`` or a docstring? As a kernel of a functional op it is none."""
+    """Return whether a function has only ``...``, ``pass`` or a docstring: a functional op has no such kernel."""
     fn = innermost(fn)
     if not isinstance(fn, types.FunctionType) or len(fn.__code__.co_code) > _STUB_SIZE:
         return False
@@ -553,10 +382,9 @@ def is_stub(fn: Fn) -> bool:
 
 
 class Copies:
-    """What an out variant without a function of its own does: it calls the functional op, and copies what that returns.
+    """The kernel of an out variant that has none: it calls the functional op, and copies the results.
 
-    As a fake impl it copies nothing: all that is to be known is whether the variant will refuse the tensors. As a vmap
-    rule it calls the batching rule of the functional op.
+    As a fake impl, it only checks the out tensors. As a vmap rule, it calls the batching rule of the functional op.
     """
 
     def __init__(self, rule: OutRule, op: str, role: Literal["kernel", "fake impl", "vmap rule"] = "kernel") -> None:
@@ -576,7 +404,7 @@ class Copies:
                 )
         try:
             results = self.rule.operator.overload(*args, **kwargs)
-        except (MissingFakeError, _torch.tensors.NoFakeImpl):
+        except (MissingFakeError, _torch.fakes.NoFakeImpl):
             if self.role == "fake impl":
                 return returned
             raise
@@ -602,7 +430,7 @@ class Allocates:
         self.rule, self.names = rule, out_names(rule.operator.schema)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        expected = self.rule.foresight.of(args, kwargs)
+        expected = self.rule.expected_results.of(args, kwargs)
         if expected is None:
             raise MissingFakeError(
                 "only the out variant has a kernel, and no fake impl says which tensors to allocate",
@@ -612,20 +440,3 @@ class Allocates:
         outs = tuple(each.allocate() for each in expected)
         self.rule.variant._opoverload(*args, **kwargs, **dict(zip(self.names, outs, strict=True)))
         return outs[0] if len(outs) == 1 else outs
-
-
-# Samples --------------------------------------------------------------------------------------------------------------
-
-
-def samples_with_out(op: Any) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
-    """The samples of an op, a `CustomOpDef`, with tensors to write to: those of its out variant."""
-    variant, names, fill = op._rules.out_variant, out_names(op.schema), filler(op.schema)
-    for sample in op.samples():
-        lowered = op.lower(*sample.args, **sample.kwargs)
-        args, kwargs = _torch.tensors.tree_map(lambda x: x.detach() if isinstance(x, Tensor) else x, lowered)
-        if fill is not None:
-            args, kwargs = fill(args, kwargs)
-        results = op._opoverload(*args, **kwargs)
-        outs = map(torch.zeros_like, results if len(names) > 1 else (results,))
-        kwargs = kwargs | dict(zip(names, outs, strict=True))
-        yield (args, kwargs) if variant._lowering is None else variant._lowering.restored_call(*args, **kwargs)

@@ -19,12 +19,13 @@ from customops import _torch
 from customops._dispatch.callbacks import Fn, bind_kernel
 from customops._dispatch.operator import OperatorHandle
 from customops._dispatch.registrations import Undo, nothing
-from customops._dispatch.results import describe, given, mutated_results
+from customops._dispatch.results import given, mutated_results
 from customops._dispatch.rule import Rule
+from customops._places import where
 from customops._schema.model import Names, Schema
 from customops._torch.schema import Tag
-from customops._torch.tensors import tensors_in
-from customops.errors import KernelError, RegistrationError, check_choice, where
+from customops._torch.trees import tensors_in
+from customops.errors import KernelError, RegistrationError, check_choice, describe
 
 __tracebackhide__ = True  # pytest leaves the frames out
 
@@ -160,7 +161,7 @@ class Reference:
         structure: list[Any] = []
 
         def function(*args: Any) -> tuple[Tensor, ...]:
-            leaves, spec = _torch.tensors.tree_flatten(call(self.values, *args, **others))
+            leaves, spec = _torch.trees.tree_flatten(call(self.values, *args, **others))
             structure[:] = [_TENSOR if isinstance(x, Tensor) else x for x in leaves], spec
             return tuple([x for x in leaves if isinstance(x, Tensor)])
 
@@ -168,7 +169,7 @@ class Reference:
         expanded = [x.layout is torch.strided and 0 in x.stride() for x in results]  # what was not batched
         found = iter([x.clone() if each else x for x, each in zip(results, expanded, strict=True)])
         leaves, spec = structure
-        values = _torch.tensors.tree_unflatten([next(found) if x is _TENSOR else x for x in leaves], spec)
+        values = _torch.trees.tree_unflatten([next(found) if x is _TENSOR else x for x in leaves], spec)
         values = _own(values, operands, others)
         names = [argument.name for argument in self.schema.operands]
         targets = dict(zip(names, map(_batch_first, operands, in_dims), strict=True))
@@ -179,7 +180,7 @@ class Reference:
     def flops(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
         """The floating-point operations of a call, as `torch.utils.flop_counter` counts those of the function."""
         counter = importlib.import_module("torch.utils.flop_counter").FlopCounterMode(display=False)
-        with _torch.tensors.stand_ins(args, kwargs) as (args, kwargs), counter:
+        with _torch.fakes.stand_ins(args, kwargs) as (args, kwargs), counter:
             self.values(*args, **kwargs)
         return int(counter.get_total_flops())
 
@@ -203,14 +204,14 @@ class ReferenceRule(Rule[None, Reference]):
 
 def _own(values: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
     """The values, each in memory of its own: a plain function may return an argument, or a view of one."""
-    seen = {*map(_torch.tensors.memory_or_id, tensors_in((*args, *kwargs.values())))}
+    seen = {*map(_torch.memory.memory_or_id, tensors_in((*args, *kwargs.values())))}
 
     def own(value: Any) -> Any:
         if isinstance(value, (list, tuple)):
             return [own(item) for item in value]
         if isinstance(value, Tensor):
-            value = value.clone() if _torch.tensors.memory_or_id(value) in seen else value
-            seen.add(_torch.tensors.memory_or_id(value))
+            value = value.clone() if _torch.memory.memory_or_id(value) in seen else value
+            seen.add(_torch.memory.memory_or_id(value))
         return value
 
     return [own(value) for value in values]

@@ -17,13 +17,15 @@ from torch import Tensor
 
 from customops import _torch
 from customops._codegen.lowering import Lowering
-from customops._dispatch.callbacks import Fn, bind_kernel, filler
+from customops._dispatch.callbacks import Fn, bind_kernel
 from customops._dispatch.operator import OperatorHandle
 from customops._dispatch.registrations import Registration, Undo
 from customops._dispatch.rule import Rule
+from customops._places import where
+from customops._schema.defaults import filler
 from customops._schema.infer import is_part
 from customops._schema.model import Schema
-from customops.errors import ArgumentError, KernelError, UnsupportedError, brief, did_you_mean, where
+from customops.errors import ArgumentError, KernelError, UnsupportedError, brief, did_you_mean
 
 __tracebackhide__ = True  # pytest leaves the frames out
 
@@ -52,7 +54,7 @@ class ShardedCall:
         fill = filler(schema)
         args, kwargs = fill(args, kwargs) if fill is not None else (args, kwargs)
         given = schema.by_name(args, kwargs)
-        found = filter(_torch.distributed.is_dtensor, _torch.tensors.tree_leaves(given))
+        found = filter(_torch.distributed.is_dtensor, _torch.trees.tree_leaves(given))
         self.mesh = next(_torch.distributed.spec_of(each).mesh for each in found)
         #: For each tensor: it, its spec, the argument that it is or is part of, and what to call it.
         self.given: list[Tensor] = []
@@ -280,7 +282,7 @@ class ShardingRule(Rule[None, FunctionRule]):
         try:
             found = _torch.distributed.call_on_fakes(self.operator.overload, *call.with_tensors(call.specs))
         except Exception as error:
-            if not _torch.tensors.needs_data(error):
+            if not _torch.fakes.needs_data(error):
                 raise
             raise UnsupportedError(
                 "a call with DTensors of an op whose results have sizes that depend on data",

@@ -19,18 +19,19 @@ import torch
 from torch import Tensor
 
 from customops import _torch
-from customops._dispatch.callbacks import Fn, WithoutDefaults, bind_kernel, filler
+from customops._dispatch.callbacks import Fn, WithoutDefaults, bind_kernel
 from customops._dispatch.operator import OperatorHandle
 from customops._dispatch.random_states import RandomStates
 from customops._dispatch.registrations import Registration, Undo
-from customops._dispatch.results import describe
 from customops._dispatch.rule import Rule
+from customops._places import user_stacklevel, where
 from customops._rules.reference import Reference
+from customops._schema.defaults import filler
 from customops._schema.model import Schema
 from customops._torch.schema import Tag
-from customops._torch.tensors import tensors_in
+from customops._torch.trees import tensors_in
 from customops._versions import cached_property
-from customops.errors import DefinitionError, KernelError, UnsupportedError, brief, user_stacklevel, where
+from customops.errors import DefinitionError, KernelError, UnsupportedError, brief, describe
 
 __tracebackhide__ = True  # pytest leaves the frames out
 
@@ -38,8 +39,7 @@ __tracebackhide__ = True  # pytest leaves the frames out
 class VmapRule(Rule[None, Fn]):
     """The batching rule of one op. Without one, an op of ours is called once for each element.
 
-    torch has such a fallback, too, but not for ops that take lists, write, or return anything but tensors. Ops of
-    others keep it.
+    torch's fallback, which ops of others keep, does not support ops that take lists, write, or return other values.
     """
 
     _with_op: tuple[None, ...] = (None,)

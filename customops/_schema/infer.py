@@ -16,6 +16,7 @@ from typing import Any, ForwardRef, NamedTuple, NoReturn, Optional
 import torch
 import typing_extensions
 
+from customops._places import innermost, name_of, where
 from customops._schema.advice import lowered, misfit, plain_fix
 from customops._schema.annotations import annotated, show, union_members, with_items
 from customops._schema.hints import HintReader
@@ -24,7 +25,7 @@ from customops._schema.structure import BY_KEYWORD, Group, Leaf, Node, Parameter
 from customops._schema.tags import Tags, check_tags, normalize_tags
 from customops._schema.types import converted, default_problem, row_of, schema_type
 from customops._torch.schema import Tag
-from customops.errors import SchemaError, brief, innermost, name_of, where
+from customops.errors import SchemaError, brief
 
 # ----------------------------------------------------------------------------------------------------------------------
 # What an op writes: ``mutates_args``, the marks in the signature, and the returns that are what was written
@@ -107,8 +108,7 @@ def infer_schema(
 
     Args:
         fn: the function. Every parameter and the return must be annotated.
-        mutates_args: names of the arguments that `fn` mutates, or "unknown" if it may mutate every tensor. None: those
-            annotated with `Mut`.
+        mutates_args: names of the arguments that `fn` mutates, or "unknown": every tensor. None: those with `Mut`.
         op_name: a name to put before the schema.
         tags: `torch.Tag.inplace` and `torch.Tag.out` add the alias annotations of the returns.
 

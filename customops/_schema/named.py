@@ -8,7 +8,8 @@ import weakref
 from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 from customops import _torch
-from customops.errors import DefinitionError, UnboundNameError, UnsupportedError, brief, user_source
+from customops._places import user_source
+from customops.errors import DefinitionError, UnboundNameError, UnsupportedError, brief
 
 T = TypeVar("T")
 
@@ -46,8 +47,7 @@ class Named(_torch.schema.OpaqueBase, Generic[T]):  # type: ignore[misc]
         replace: if True, `target` may replace another object that has the name.
 
     Raises:
-        DefinitionError: `name` is not a non-empty str, or names another object; or `target` does not support weak
-            references.
+        DefinitionError: `name` is empty or no str, or names another object; `target` supports no weak references.
 
     Example:
         >>> @custom_op("mylib::attend", mutates_args=("out",))

@@ -1,8 +1,7 @@
 """Nodes: what a parameter or a return is made of, down to the single arguments and returns of the schema.
 
 A `Leaf` is one of these. A `Group` has fields, as a dataclass or a tuple has. `Either` is ``float | Tensor``, and
-`Nested` a list of lists of tensors. Each part has two names: its `path` in Python, ``config.block``, and its `name`
-in the schema, ``config_block``.
+`Nested` a list of lists of tensors. Each part has a `path` in Python, ``config.block``, and a `name` in the schema.
 """
 
 from __future__ import annotations

@@ -15,9 +15,12 @@ with stand_ins():
     from customops._torch import dispatcher as dispatcher
     from customops._torch import distributed as distributed
     from customops._torch import dynamo as dynamo
+    from customops._torch import fakes as fakes
     from customops._torch import for_checks as for_checks
+    from customops._torch import functionalization as functionalization
     from customops._torch import hooks as hooks
     from customops._torch import inductor as inductor
     from customops._torch import library as library
+    from customops._torch import memory as memory
     from customops._torch import schema as schema
-    from customops._torch import tensors as tensors
+    from customops._torch import trees as trees

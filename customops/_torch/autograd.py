@@ -23,7 +23,8 @@ from customops._torch.dispatcher import (
     transforms_active,
     without_torch_dispatch,
 )
-from customops._torch.tensors import known, tensors_in, tree_flatten, tree_leaves, tree_unflatten
+from customops._torch.fakes import known
+from customops._torch.trees import tensors_in, tree_flatten, tree_leaves, tree_unflatten
 
 _C: Any = torch._C
 
@@ -133,9 +134,7 @@ _PLAIN = {torch.Tensor, torch.nn.Parameter}
 
 
 class _SymbolicShape(tuple[Any, ...]):
-    """A shape that may be compared while tracing. It equals others unless they are known to differ: nothing is decided
-    by asking.
-    """
+    """A shape that equals others unless they are known to differ, so that a comparison adds no guard to a trace."""
 
     __slots__ = ()
 

@@ -13,7 +13,7 @@ import torch
 import torch.autograd.forward_ad
 from torch import Tensor
 
-from customops._torch.tensors import tree_leaves
+from customops._torch.trees import tree_leaves
 
 _C: Any = torch._C
 
@@ -76,6 +76,7 @@ without_torch_dispatch: Callable[[], Any] = _C._DisableTorchDispatch
 profiler: Any = torch.autograd.profiler
 #: Does no profiler record, in whatever thread? As source for generated functions: ``$profiler`` is the module.
 NO_PROFILER = "not $profiler._is_profiler_enabled"
+TorchDispatchMode = torch.utils._python_dispatch.TorchDispatchMode
 #: How many dispatch modes are active in this thread?
 mode_count: Callable[[], int] = _C._len_torch_dispatch_stack
 #: The innermost functorch transform that is running, or None.

@@ -16,8 +16,8 @@ import torch
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 
+from customops._places import is_users
 from customops._torch.inductor import keep_calls_apart
-from customops.errors import is_users
 
 _C: Any = torch._C
 

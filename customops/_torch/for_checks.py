@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from customops._torch.trees import tree_flatten, tree_unflatten
+
 __tracebackhide__ = True  # pytest leaves the frames out
 
 
@@ -126,3 +128,31 @@ class SymbolicRun:
             if is_number and type(guard.expr).__name__ == "Equality" and hasattr(place, "filename"):
                 found.append((int(numbers[0]), place.filename, place.lineno, place.line or ""))
         return found
+
+
+class Wrapper(torch.Tensor):
+    """A tensor that wraps another, and passes what is done with it on to that."""
+
+    inner: Any
+
+    @staticmethod
+    def __new__(cls, inner: torch.Tensor) -> Wrapper:
+        made: Any = torch.Tensor._make_wrapper_subclass(
+            cls,
+            inner.shape,
+            strides=inner.stride(),
+            storage_offset=inner.storage_offset(),
+            dtype=inner.dtype,
+            device=inner.device,
+        )
+        made.inner = inner
+        return made  # type: ignore[no-any-return]
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        leaves, spec = tree_flatten((args, kwargs or {}))
+        args, kwargs = tree_unflatten([leaf.inner if isinstance(leaf, Wrapper) else leaf for leaf in leaves], spec)
+        results, spec = tree_flatten(func(*args, **kwargs))
+        return tree_unflatten([Wrapper(r) if isinstance(r, torch.Tensor) else r for r in results], spec)

@@ -16,18 +16,11 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_leaves
 
 from customops._torch import hooks
-from customops._torch.dispatcher import call_plainly_in_trace, device_key
+from customops._torch.dispatcher import TorchDispatchMode, call_plainly_in_trace, device_key
+from customops._torch.fakes import known_to_differ, without_fresh_symbols
 from customops._torch.library import followed, torch_op_of
-from customops._torch.tensors import (
-    TorchDispatchMode,
-    is_lazy,
-    known_to_differ,
-    may_overlap,
-    memory_id,
-    tree_flatten,
-    tree_unflatten,
-    without_fresh_symbols,
-)
+from customops._torch.memory import is_lazy, may_overlap, memory_id
+from customops._torch.trees import tree_flatten, tree_unflatten
 
 #: Without: compile caches return what an earlier definition of an op was compiled to
 
@@ -249,8 +242,7 @@ def _kernel_for(graph: Any, node: Any, overload: OpOverload) -> str | None:
 # torch calls the overload of an op with `Tag.out` in its place, and allocates what that writes to. What it writes for
 # that (2.13, 2.15) is right for few ops. Of an op with one result it passes all tensors first, then all numbers,
 # whatever their order; the tensors of a list one by one; those given by keyword a second time. Of one with several, it
-# allocates none that the program does not use, and fails where sizes are symbols. So the nodes for ops of ours are made
-# here.
+# allocates none that the program does not use, and fails where sizes are symbols. So this module makes our nodes.
 
 #: Without: inductor does not call out variants, or calls them with other arguments
 #: Ops of others that have an out variant of ours.

@@ -139,8 +139,7 @@ def dispatch_objects(overload: Any, enabled: bool) -> None:
 def by_position(order: Sequence[str]) -> Callable[[tuple[Any, ...], dict[str, Any]], Any]:
     """``f(args, kwargs)``: all arguments by position, for `dispatch_objects`.
 
-    They are returned as they are where some are missing or unknown, of which the dispatcher speaks, and where a
-    ``__torch_function__`` is to see them.
+    Return them unchanged if the dispatcher will refuse them, or if a ``__torch_function__`` handles the call.
     """
     rest = [operator.itemgetter(*order[i:]) for i in range(len(order))]
     last, overrides = len(order) - 1, torch.overrides.has_torch_function

@@ -13,7 +13,7 @@ from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from typing import Any
 
-from customops._torch import autograd, distributed, dynamo, hooks, inductor, library, tensors
+from customops._torch import autograd, distributed, dynamo, fakes, functionalization, hooks, inductor, library
 from customops._torch.stand_ins import stand_ins
 
 #: Modules of torch, and what changes them: called with the module when it is loaded.
@@ -22,10 +22,9 @@ PATCHES: tuple[tuple[str, Callable[[Any], object]], ...] = (
     # torch.func.linearize computes a buffer in advance, before an op writes to it.
     ("torch.fx.experimental.const_fold", autograd.fold_nothing_beside_writes),
     # make_fx wants a value for each parameter of the function that an op wraps, those with a default included.
-    ("torch.fx.experimental.proxy_tensor", tensors.leave_arguments_out),
-    # torch takes the offset of a view in its storage for one in the input, and functionalizes only ops that return
-    # tensors.
-    ("torch._higher_order_ops.auto_functionalize", tensors.correct_functionalization),
+    ("torch.fx.experimental.proxy_tensor", fakes.leave_arguments_out),
+    # torch mistakes the offset of a view in its storage for one in the input; it functionalizes only ops of tensors.
+    ("torch._higher_order_ops.auto_functionalize", functionalization.correct_functionalization),
     # inductor takes the symbolic offset of a view for 0 (pytorch/pytorch#198068).
     ("torch._inductor.lowering", inductor.add_storage_offset),
     # inductor lets an op write over memory that it reads (pytorch/pytorch#198031).

@@ -134,7 +134,7 @@ class Backend:
             expected, got = "a tensor", type(tensor).__name__
         elif tensor.device.type != self.name:
             expected, got, fix = "a tensor of this device", f"one on {tensor.device}", f"x.to({self.name!r})"
-        elif _torch.tensors.is_abstract(tensor) or _compat.is_functional(tensor):
+        elif _torch.fakes.is_abstract(tensor) or _compat.is_functional(tensor):
             expected, got = "a tensor with memory", f"{type(tensor).__name__}, while tracing"
         else:
             return
@@ -212,7 +212,7 @@ class Backend:
                 got = f"{type(array).__name__}: {error}"
                 raise BackendError("wrap() takes a CPU tensor or a writable NumPy array", got=got) from error
             return self._memory.adopt(host, index)
-        if _compat.is_functional(value) or (type(value) is not Tensor and _torch.tensors.is_abstract(value)):
+        if _compat.is_functional(value) or (type(value) is not Tensor and _torch.fakes.is_abstract(value)):
             got = f"a {type(value).__name__}, while tracing"
             raise WrongDeviceError("wrap() takes a tensor with memory", op=self.name, got=got)
         try:

@@ -354,7 +354,7 @@ def single_threaded_backward(undo: contextlib.ExitStack, name: str, *, pin_memor
         replace(undo, f"{module}._engine_run_backward", run_backward)
 
 
-class _Pinning(_core.tensors.TorchDispatchMode):
+class _Pinning(_core.dispatcher.TorchDispatchMode):
     """Pinned memory of the CPU, for C++ that asks for it."""
 
     supports_higher_order_operators = True
@@ -483,7 +483,7 @@ def _keep_whole(name: str, is_called: Callable[[str], bool], decomposition: Any)
 def _unless_called(name: str, is_called: Callable[[str], bool], op: Any, decompose: Any) -> Callable[..., Any]:
     @functools.wraps(decompose)
     def decomposed(*args: Any, **kwargs: Any) -> Any:
-        tensors = _core.tensors.tensors_in((*args, *kwargs.values()))
+        tensors = _core.trees.tensors_in((*args, *kwargs.values()))
         if any(tensor.device.type == name for tensor in tensors) and is_called(_core.library.name_of_overload(op)):
             return NotImplemented
         return decompose(*args, **kwargs)
@@ -575,7 +575,7 @@ def _count_as_cpu(name: str, is_called: Callable[[str], bool]) -> None:
         return backend_of("cpu" if device_type == name else device_type)
 
     def should_fallback_by_default(node: Any) -> Any:
-        values = _core.tensors.tree_leaves([each.meta.get("val") for each in (node, *node.all_input_nodes)])
+        values = _core.trees.tree_leaves([each.meta.get("val") for each in (node, *node.all_input_nodes)])
         is_here = any(isinstance(value, torch.Tensor) and value.device.type == name for value in values)
         is_op = is_here and isinstance(node.target, _core.library.OpOverload) and not _is_view(node.target)
         return (is_op and is_called(_core.library.name_of_overload(node.target))) or is_left(node)

@@ -26,11 +26,12 @@ import torch
 from torch import Tensor
 
 from customops import _torch
+from customops._places import users_call
 from customops.backend import _compat
 from customops.backend.errors import BackendError, WorkError
 from customops.backend.memory import CurrentDevice, Memory, bytes_of_host
 from customops.backend.streams import Streams, Work
-from customops.errors import UnsupportedError, users_call
+from customops.errors import UnsupportedError
 
 # The hooks ------------------------------------------------------------------------------------------------------------
 
@@ -375,7 +376,7 @@ class Loan:
         for tensor in tensors:
             if tensor.device.type != memory.name:
                 raise BufferError(f"memory of {tensor.device}")
-            key, (first, end) = _torch.tensors.storage_id(tensor), _extent(tensor)
+            key, (first, end) = _torch.memory.storage_id(tensor), _extent(tensor)
             _, low, high = spans.get(key, (tensor, first, end))
             spans[key] = tensor, min(low, first), max(high, end)
         copies = {}
@@ -388,7 +389,7 @@ class Loan:
                 there = memory.over(tensor.untyped_storage(), tensor.get_device())[low:high]
                 memory._move(memory.hooks.copy_to_host, there, host)
         for tensor in tensors:
-            storage, low = copies[_torch.tensors.storage_id(tensor)]
+            storage, low = copies[_torch.memory.storage_id(tensor)]
             self.shifts[id(tensor)] = shift = low // tensor.element_size()
             host = torch.empty(0, dtype=tensor.dtype, device="cpu")
             host.set_(storage, tensor.storage_offset() - shift, tensor.size(), tensor.stride())

@@ -18,15 +18,15 @@ import torch
 from torch import Tensor
 
 from customops import _torch
+from customops._places import user_stacklevel, users_frame
 from customops._schema.parse import from_dispatcher
-from customops._torch.tensors import tensors_in
+from customops._torch.trees import tensors_in
 from customops.backend import _compat
 from customops.backend.device_memory import HandleMemory, Loan
 from customops.backend.device_module import DeviceModule
 from customops.backend.errors import BackendError, BackendNameError, NoKernelError, WrongDeviceError
 from customops.backend.memory import Memory
 from customops.backend.substitutes import SUBSTITUTES
-from customops.errors import user_stacklevel, users_frame
 
 # How an op of the device is run by the CPU's kernel: read off its schema once, then followed in each call -------------
 

@@ -13,15 +13,17 @@ import torch
 from torch import Tensor
 
 from customops import _torch
-from customops._dispatch.results import CheckPolicy, fits_type
+from customops._dispatch.options import CheckPolicy
+from customops._dispatch.results import fits_type
+from customops._places import user_source, where
 from customops._rules.autocast import casting
 from customops._schema.parse import from_dispatcher
-from customops._torch.tensors import tensors_in
+from customops._torch.trees import tensors_in
 from customops.backend import _compat, fallbacks
 from customops.backend.errors import BackendError, KernelResultError, KernelTypeError, UnknownOpError
 from customops.backend.fallbacks import Fallback, FallbackPlan, on_meta
 from customops.backend.memory import Memory
-from customops.errors import UnsupportedError, user_source, where
+from customops.errors import UnsupportedError
 
 # Autocast for the device: which ops run in the lower dtype, which in float32, and a kernel that casts for them --------
 
@@ -363,7 +365,7 @@ def _on_device(memory: Memory, run: Fn) -> Fn:
 
 
 def _described(result: Any) -> list[str | None]:
-    leaves = _torch.tensors.tree_leaves(result)
+    leaves = _torch.trees.tree_leaves(result)
     return [f"{list(each.shape)} {each.dtype}" if isinstance(each, Tensor) else None for each in leaves]
 
 

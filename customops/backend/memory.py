@@ -187,7 +187,7 @@ class Memory:
         storages: dict[int, torch.UntypedStorage] = {}
         lent = []
         for tensor in tensors:
-            key = _torch.tensors.storage_id(tensor)
+            key = _torch.memory.storage_id(tensor)
             if key not in storages:
                 whole = self.over(tensor.untyped_storage(), tensor.get_device())
                 storages[key] = _compat.as_cpu(whole).untyped_storage()
@@ -201,11 +201,11 @@ class Memory:
         """Does one of these lie in the memory of another one, which is written?"""
         by_storage = collections.defaultdict(list)
         for tensor in written:
-            by_storage[_torch.tensors.storage_id(tensor)].append(tensor)
+            by_storage[_torch.memory.storage_id(tensor)].append(tensor)
         return any(
-            other is not tensor and _torch.tensors.overlap(other, tensor, other.data_ptr(), tensor.data_ptr())
+            other is not tensor and _torch.memory.overlap(other, tensor, other.data_ptr(), tensor.data_ptr())
             for tensor in tensors
-            for other in by_storage.get(_torch.tensors.storage_id(tensor), ())
+            for other in by_storage.get(_torch.memory.storage_id(tensor), ())
         )
 
     def lend(self, tensor: Tensor) -> Tensor:
@@ -396,9 +396,9 @@ class PinnedMemory:
         if self.refusal is not None:
             raise UnsupportedError(f"tensors on {tensor.device} cannot be pinned", op=self.name, fix=self.refusal)
         copy = tensor.clone(memory_format=torch.preserve_format)
-        key = _torch.tensors.storage_id(copy)
+        key = _torch.memory.storage_id(copy)
         self._pinned[key] = weakref.ref(copy.untyped_storage(), lambda _: self._pinned.pop(key, None))
         return copy
 
     def is_pinned(self, tensor: Tensor, device: torch.device | None = None) -> bool:
-        return self.refusal is None and _torch.tensors.storage_id(tensor) in self._pinned
+        return self.refusal is None and _torch.memory.storage_id(tensor) in self._pinned

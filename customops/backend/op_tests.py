@@ -150,14 +150,14 @@ def _moved(sample: Any, name: str) -> Any:
         is_device = isinstance(value, (str, torch.device)) and str(value).partition(":")[0] == name
         return torch.device("cpu") if is_device else value
 
-    leaves, spec = _torch.tensors.tree_flatten((sample.input, sample.args, sample.kwargs))
+    leaves, spec = _torch.trees.tree_flatten((sample.input, sample.args, sample.kwargs))
     moved = copy.copy(sample)
-    moved.input, moved.args, moved.kwargs = _torch.tensors.tree_unflatten(list(map(on_cpu, leaves)), spec)
+    moved.input, moved.args, moved.kwargs = _torch.trees.tree_unflatten(list(map(on_cpu, leaves)), spec)
     return moved
 
 
 def _leaves(sample: Any) -> list[Any]:
-    return _torch.tensors.tree_leaves((sample.input, sample.args, sample.kwargs))
+    return _torch.trees.tree_leaves((sample.input, sample.args, sample.kwargs))
 
 
 def _outcome(op: Any, sample: Any, backward: bool) -> tuple[Any, list[Tensor | None]]:
@@ -170,7 +170,7 @@ def _outcome(op: Any, sample: Any, backward: bool) -> tuple[Any, list[Tensor | N
         result = sample.output_process_fn_grad(result)
     outputs, wanted = (
         [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.requires_grad]
-        for leaves in (_torch.tensors.tree_leaves(result), _leaves(sample))
+        for leaves in (_torch.trees.tree_leaves(result), _leaves(sample))
     )
     if not outputs or not wanted:
         return result, []
@@ -180,7 +180,7 @@ def _outcome(op: Any, sample: Any, backward: bool) -> tuple[Any, list[Tensor | N
 
 
 def _compare(got: Any, expected: Any, device: str | None, *, values: bool) -> None:
-    ours, theirs = _torch.tensors.tree_leaves(got), _torch.tensors.tree_leaves(expected)
+    ours, theirs = _torch.trees.tree_leaves(got), _torch.trees.tree_leaves(expected)
     if len(ours) != len(theirs):
         raise AssertionError(f"{len(ours)} results instead of {len(theirs)}")
     for a, b in zip(ours, theirs, strict=True):

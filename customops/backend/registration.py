@@ -18,8 +18,9 @@ import torch.multiprocessing.reductions
 from torch import Tensor
 
 from customops import _torch
+from customops._dispatch import options as call_options
 from customops._dispatch import results
-from customops._dispatch.results import CheckPolicy
+from customops._dispatch.options import CheckPolicy
 from customops.backend import _compat, kernels
 from customops.backend import memory as of_host
 from customops.backend._backend import Backend
@@ -424,7 +425,7 @@ def register_backend(
     methods = _as_tuple(methods, "methods", str)
     methods = tuple(sorted(methods, key=(*METHODS, *methods).index))
     amp_dtypes = _as_tuple(amp_dtypes, "amp_dtypes", torch.dtype)
-    check = results.check_policy(check, str(name), "backend_check")
+    check = call_options.check_policy(check, str(name), "backend_check")
     options = BackendOptions(
         name, device_count, allocate, fallback, methods, amp_dtypes, pin_memory, memory, stream, collectives, check
     )

@@ -9,8 +9,8 @@ from dataclasses import replace
 from typing import Any
 
 from customops import _torch
-from customops._dispatch.callbacks import completer
 from customops._op.op import CustomOpDef
+from customops._schema.defaults import completer
 from customops.checking._isolation import can_fork as can_fork
 from customops.checking._isolation import is_isolated, isolated
 from customops.checking._run import INPUTS as INPUTS
@@ -185,7 +185,7 @@ def _report_of(run: Run, in_forks: bool, shown: bool | None) -> Report:
     """Make a run, with ``mylib::op [#####-----] 12/30 test_vmap`` on stderr, by default of terminals only."""
     is_shown = sys.stderr.isatty() if shown is None else shown
     last, before, width = 0.0, "", 0
-    _torch.tensors.fake_mode()  # loads, in seconds, what each fork would load for itself, and what no limit is to count
+    _torch.fakes.fake_mode()  # loads, in seconds, what each fork would load for itself, and what no limit is to count
     with alone():
         start = time.perf_counter()
         try:

@@ -9,12 +9,13 @@ from typing import Any
 
 import torch
 
+from customops._places import where
 from customops.checks._inputs import as_ordinary, is_ordinary
 from customops.checks._limits import Limits, TookTooLong
 from customops.checks._outcome import NotExercised, in_short, is_accident, is_alias, is_mistake, raised_at
 from customops.checks._runs import attempt, fake_error
 from customops.checks._trial import Case, Trial, of_reference
-from customops.errors import CheckError, where
+from customops.errors import CheckError
 
 __tracebackhide__ = True  # pytest leaves the frames out
 

@@ -16,12 +16,13 @@ from typing import Any
 import torch
 
 from customops import _torch
+from customops._places import is_users
 from customops.checking._faults import exceeds
 from customops.checking._run import INPUTS, Run, Step
 from customops.checks import UsageError
 from customops.checks._outcome import raised_at
 from customops.checks._trial import Trial
-from customops.errors import CheckError, brief, is_users
+from customops.errors import CheckError, brief
 from customops.testing.isolation import IsolationError, in_fork
 
 __tracebackhide__ = True  # pytest leaves the frames out

@@ -14,6 +14,7 @@ import torch
 
 from customops._describe.render import plural
 from customops._dispatch.current_kernel import observe
+from customops._places import is_deliberate
 from customops.checking._faults import (
     OF_VALUES,
     VARYING,
@@ -32,7 +33,7 @@ from customops.checks._trial import FAILS, Case, Effort, Trial
 from customops.checks.inputs import derive, probe, shrink, variation_of
 from customops.checks.kernels import REFUSED, Reached
 from customops.checks.state import Settings
-from customops.errors import CheckError, is_deliberate
+from customops.errors import CheckError
 
 __tracebackhide__ = True  # pytest leaves the frames out
 

@@ -87,8 +87,8 @@ class Failure:
     def script(self) -> str:
         """A Python program that reproduces the fault. The module that defines the operator must be importable."""
         variables = _Variables()
-        values, spec = _torch.tensors.tree_flatten((self.args, dict(self.kwargs)))
-        args, kwargs = _torch.tensors.tree_unflatten([_Code(variables.code_of(value)) for value in values], spec)
+        values, spec = _torch.trees.tree_flatten((self.args, dict(self.kwargs)))
+        args, kwargs = _torch.trees.tree_unflatten([_Code(variables.code_of(value)) for value in values], spec)
         imports = [f"import {name}" for name in ("base64", "io") if f"{name}." in "\n".join(variables.lines)]
         imports += ["from math import inf, nan  # noqa: F401", "", "import torch"]
         is_of_call = self.check == "inputs"  # the fault shows in the call itself
@@ -413,7 +413,7 @@ class _Variables:
 
     def _memory(self, tensor: torch.Tensor, count: int) -> str:
         """A variable with all elements of a tensor's storage."""
-        key = _torch.tensors.storage_id(tensor)
+        key = _torch.memory.storage_id(tensor)
         if key not in self._storages:
             self._kept.append(tensor)
             elements = tensor.detach().as_strided((count,), (1,), 0)

@@ -19,11 +19,12 @@ import torch
 
 from customops import _torch
 from customops._autograd import recompute
+from customops._places import is_users, where
 from customops.checks._inputs import is_plain, seeded, tensors_in
 from customops.checks._outcome import NotExercised, in_short, is_singular, raised_at, require
 from customops.checks._runs import difference
 from customops.checks._trial import FAILS, Trial, failed_call
-from customops.errors import CheckError, UnsupportedError, is_users, where
+from customops.errors import CheckError, UnsupportedError
 
 _WIDE = dict.fromkeys((torch.float64, torch.float32, torch.float16, torch.bfloat16), torch.float64)
 _WIDE |= dict.fromkeys((torch.complex128, torch.complex64), torch.complex128)
@@ -68,11 +69,11 @@ class Function:
             declared, formulas = trial.custom_op._definition.differentiable, trial.custom_op._rules.autograd.formulas
             require(declared.op, "the operator is declared not to be differentiable")
             without = declared.nondiff_args.union(*(formula.nondiff_args for formula in formulas.values()))
-        leaves, self._spec = _torch.tensors.tree_flatten((own.args, own.kwargs))
+        leaves, self._spec = _torch.trees.tree_flatten((own.args, own.kwargs))
         self._leaves = [leaf.detach() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
         self.inputs: list[Input] = []
         self._positions: list[list[int]] = []  #: of each input among the leaves
-        passed = _torch.tensors.tree_leaves((trial.args, trial.kwargs))
+        passed = _torch.trees.tree_leaves((trial.args, trial.kwargs))
         constant = {id(tensor) for name, _, tensor in trial.named_tensors if name in without}  # also for another name
         for _, label, tensor in trial.named_tensors:
             at = [i for i, value in enumerate(passed) if value is tensor]
@@ -156,7 +157,7 @@ class Function:
 
     def call_with_other_numbers(self, values: Sequence[torch.Tensor]) -> None:
         """Call it with these inputs, and with other floating-point numbers in the place of numbers."""
-        args, kwargs = _torch.tensors.tree_map(
+        args, kwargs = _torch.trees.tree_map(
             lambda value: value * 1.25 + 0.1 if isinstance(value, float) else value, self._arguments(values)
         )
         with seeded((args, kwargs)):
@@ -171,7 +172,7 @@ class Function:
         for positions, value in zip(self._positions, values, strict=True):
             for position in positions:
                 leaves[position] = value
-        return _torch.tensors.tree_unflatten(leaves, self._spec)
+        return _torch.trees.tree_unflatten(leaves, self._spec)
 
     def _results(self, values: Sequence[torch.Tensor], seed: int | None = None) -> list[Any]:
         """What a call returns and writes, each tensor once."""
@@ -179,7 +180,7 @@ class Function:
         with seeded((args, kwargs)):
             if seed is not None:
                 torch.default_generator.manual_seed(seed)
-            results = _torch.tensors.tree_leaves(self.called(*args, **kwargs))
+            results = _torch.trees.tree_leaves(self.called(*args, **kwargs))
         if self.writes:
             known = {id(result) for result in results}
             call = Trial(self.trial.op, args, kwargs)

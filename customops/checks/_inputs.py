@@ -53,7 +53,7 @@ if hasattr(os, "register_at_fork"):
 
 def tensors_in(tree: Any) -> list[torch.Tensor]:
     """The tensors in nested lists, tuples and dicts."""
-    return [leaf for leaf in _torch.tensors.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+    return [leaf for leaf in _torch.trees.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
 def copy_tensors(tree: _T, *, leaves: bool = False, bare: bool = False, unseen: bool = False) -> _T:
@@ -69,16 +69,16 @@ def copy_tensors(tree: _T, *, leaves: bool = False, bare: bool = False, unseen: 
     else:
         groups: dict[int, list[torch.Tensor]] = {}
         for tensor in filter(is_plain, originals.values()):
-            groups.setdefault(_torch.tensors.storage_id(tensor), []).append(tensor)
+            groups.setdefault(_torch.memory.storage_id(tensor), []).append(tensor)
         blocks = {storage: _Block(group, bare=bare, unseen=unseen) for storage, group in groups.items()}
         copies = {key: _copy(tensor, blocks, leaf=leaves or tensor.is_leaf) for key, tensor in originals.items()}
-    copied: _T = _torch.tensors.tree_map(lambda value: copies.get(id(value), value), tree)
+    copied: _T = _torch.trees.tree_map(lambda value: copies.get(id(value), value), tree)
     return copied
 
 
 def _are_simple(tensors: Collection[torch.Tensor], *, leaves: bool) -> bool:
     """Is a clone of each all that there is to copy? So it is of contiguous ones that have a storage to themselves."""
-    if not all(map(is_plain, tensors)) or len({*map(_torch.tensors.storage_id, tensors)}) != len(tensors):
+    if not all(map(is_plain, tensors)) or len({*map(_torch.memory.storage_id, tensors)}) != len(tensors):
         return False
     for tensor in tensors:
         if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or not (leaves or tensor.is_leaf):
@@ -172,7 +172,7 @@ def as_ordinary(tensor: torch.Tensor) -> torch.Tensor:
 def _copy(tensor: torch.Tensor, blocks: dict[int, _Block], *, leaf: bool) -> torch.Tensor:
     def make() -> torch.Tensor:
         if is_plain(tensor):
-            return blocks[_torch.tensors.storage_id(tensor)].copy_of(tensor)
+            return blocks[_torch.memory.storage_id(tensor)].copy_of(tensor)
         try:
             return tensor.detach().clone()
         except NotImplementedError:
@@ -199,7 +199,7 @@ def quiet() -> Iterator[None]:
 @contextlib.contextmanager
 def seeded(tree: Any) -> Iterator[None]:
     """Fix the seeds of the CPU and of the devices in `tree`; generators, those in `tree` too, are put back."""
-    leaves, devices = _torch.tensors.tree_leaves(tree), set()
+    leaves, devices = _torch.trees.tree_leaves(tree), set()
     saved = [(torch.default_generator, torch.default_generator.get_state())]
     for leaf in leaves:
         if isinstance(leaf, torch.Tensor):

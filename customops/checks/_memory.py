@@ -36,7 +36,7 @@ def overlaps_itself(tensor: torch.Tensor) -> bool:
 
 def is_addressable(tensor: torch.Tensor) -> bool:
     """Does a storage hold the elements? Backends written in Python may have one of no bytes, and data elsewhere."""
-    if tensor.layout is not torch.strided or tensor.is_nested or not _torch.tensors.has_storage(tensor):
+    if tensor.layout is not torch.strided or tensor.is_nested or not _torch.memory.has_storage(tensor):
         return False
     return byte_range(tensor)[1] <= tensor.untyped_storage().nbytes()
 
@@ -46,7 +46,7 @@ def parts(tensor: torch.Tensor) -> list[torch.Tensor]:
     wrapped = _torch.for_checks.wrapped_by(tensor)
     if wrapped is not None:
         return [part for inner in wrapped for part in parts(inner)]
-    return [part for part in _torch.tensors.sparse_parts(tensor) or [tensor] if is_addressable(part)]
+    return [part for part in _torch.memory.sparse_parts(tensor) or [tensor] if is_addressable(part)]
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
@@ -70,11 +70,11 @@ def share_storage(first: torch.Tensor, second: torch.Tensor) -> bool:
     pair = (first, second)
     if any(_torch.for_checks.wrapped_by(tensor) is not None for tensor in pair):
         return False
-    found = [filter(_torch.tensors.has_storage, _torch.tensors.sparse_parts(tensor) or [tensor]) for tensor in pair]
-    one_storages, other_storages = (set(map(_torch.tensors.storage_id, tensors)) for tensors in found)
+    found = [filter(_torch.memory.has_storage, _torch.memory.sparse_parts(tensor) or [tensor]) for tensor in pair]
+    one_storages, other_storages = (set(map(_torch.memory.storage_id, tensors)) for tensors in found)
     if not one_storages.isdisjoint(other_storages):
         return True
-    if any(map(_torch.tensors.is_abstract, pair)):
+    if any(map(_torch.fakes.is_abstract, pair)):
         return False
     addresses: list[list[tuple[int, int]]] = []  # where in memory the elements start and end
     for tensor in pair:
@@ -98,7 +98,7 @@ def overlap(first: torch.Tensor, second: torch.Tensor) -> bool:
     for one, two in itertools.product(parts(first), parts(second)):
         (start, end), (other_start, other_end) = byte_range(one), byte_range(two)
         is_near = start < other_end and other_start < end
-        if not is_near or _torch.tensors.storage_id(one) != _torch.tensors.storage_id(two):
+        if not is_near or _torch.memory.storage_id(one) != _torch.memory.storage_id(two):
             continue
         if one.element_size() != two.element_size():
             return True  # not worth telling apart

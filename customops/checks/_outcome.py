@@ -8,15 +8,8 @@ import traceback
 from dataclasses import dataclass
 from typing import Literal
 
-from customops.errors import (
-    AliasError,
-    CheckError,
-    CustomOpsError,
-    KernelError,
-    is_deliberate,
-    is_users,
-    users_frames,
-)
+from customops._places import is_deliberate, is_users, users_frames
+from customops.errors import AliasError, CheckError, CustomOpsError, KernelError
 
 Status = Literal["passed", "failed", "not exercised"]
 

@@ -55,7 +55,7 @@ def difference(
         exact: compare bit by bit, but for NaN.
         scale: the size of elements that counts as ordinary, where all of these may be zero but for rounding.
     """
-    actual_leaves, leaves = _torch.tensors.tree_leaves(actual), _torch.tensors.tree_leaves(expected)
+    actual_leaves, leaves = _torch.trees.tree_leaves(actual), _torch.trees.tree_leaves(expected)
     if len(leaves) != len(actual_leaves):
         return f"{len(actual_leaves)} values and not {len(leaves)}"
     for i, (one, other) in enumerate(zip(actual_leaves, leaves, strict=True)):
@@ -143,7 +143,7 @@ _ALLOCATING = ("aten::empty", "aten::new_empty", "aten::resize", "aten::set_", "
 def call(trial: Trial, *, moved: bool = False, op: Callable[..., Any] | None = None) -> Any:
     """Call the operator, or `op`, on these very tensors and copies of generators; from another seed if `moved`."""
 
-    args, kwargs = _torch.tensors.tree_map(
+    args, kwargs = _torch.trees.tree_map(
         lambda value: value.clone_state() if isinstance(value, torch.Generator) else value, (trial.args, trial.kwargs)
     )
     with quiet(), seeded((args, kwargs)):
@@ -178,15 +178,15 @@ def attempt(trial: Trial, **options: Any) -> Results | None:
 
 def fake_error(trial: Trial) -> Exception | None:
     """What the fake impl raises; NotExercised where it needs the data, or torch has no fake of an input."""
-    mode = _torch.tensors.fake_mode()
+    mode = _torch.fakes.fake_mode()
     try:
         fake = trial.faked(mode)
-        with mode, _torch.tensors.quiet_fakes(), quiet():
+        with mode, _torch.fakes.quiet_fakes(), quiet():
             fake.op(*fake.args, **fake.kwargs)
-    except _torch.tensors.NoFakeTensor:
+    except _torch.fakes.NoFakeTensor:
         return NotExercised("torch cannot make a fake of an input")
     except Exception as error:
-        return NotExercised("the fake impl needs data") if _torch.tensors.needs_data(error) else error
+        return NotExercised("the fake impl needs data") if _torch.fakes.needs_data(error) else error
     return None
 
 
@@ -323,9 +323,7 @@ def _is_nearly_zero(trial: Trial, value: Any) -> bool:
 
 def copied(value: Any) -> Any:
     """The same nest with copies of its tensors."""
-    return _torch.tensors.tree_map(
-        lambda leaf: leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf, value
-    )
+    return _torch.trees.tree_map(lambda leaf: leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf, value)
 
 
 def is_tie_of_indices(trial: Trial, *values: Any) -> bool:

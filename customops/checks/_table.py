@@ -75,7 +75,7 @@ def _form(case: Case) -> Any:
             return value.layout, value.dim(), value.requires_grad, value.is_contiguous()
         return type(value) if isinstance(value, int | float) and not isinstance(value, bool) else repr(value)
 
-    leaves, spec = _torch.tensors.tree_flatten((case.trial.args, case.trial.kwargs))
+    leaves, spec = _torch.trees.tree_flatten((case.trial.args, case.trial.kwargs))
     return *map(of, leaves), str(spec)
 
 

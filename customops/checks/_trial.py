@@ -12,15 +12,16 @@ from typing import Any, Literal
 import torch
 
 from customops import _torch
-from customops._dispatch.callbacks import completer
 from customops._dispatch.preference import here
 from customops._op.op import CustomOpDef
 from customops._op.registry import Registry
+from customops._places import where
 from customops._schema import model, parse
+from customops._schema.defaults import completer
 from customops._versions import cached_property
 from customops.checks._inputs import copy_tensors, seeded, tensors_in
 from customops.checks._outcome import NotExercised, UsageError, in_short, raised_at
-from customops.errors import CheckError, CustomOpsError, brief, where
+from customops.errors import CheckError, CustomOpsError, brief
 
 __tracebackhide__ = True  # pytest leaves the frames out
 
@@ -124,7 +125,7 @@ class Trial:
 
     def replaced(self, by_id: Mapping[int, Any]) -> Trial:
         """The same call with ``by_id[id(tensor)]`` for each tensor for which there is one."""
-        args, kwargs = _torch.tensors.tree_map(lambda value: by_id.get(id(value), value), (self.args, self.kwargs))
+        args, kwargs = _torch.trees.tree_map(lambda value: by_id.get(id(value), value), (self.args, self.kwargs))
         return replace(self, args=args, kwargs=kwargs)
 
     def with_arguments(self, /, **values: Any) -> Trial:
@@ -211,7 +212,7 @@ class Trial:
 
     def require_data(self) -> None:
         """Raise NotExercised if an input is a tensor without data."""
-        if any(_torch.tensors.is_abstract(tensor) for tensor in self.tensors):
+        if any(_torch.fakes.is_abstract(tensor) for tensor in self.tensors):
             raise NotExercised("an input is a meta, fake or functorch tensor: there is no data to run the operator on")
 
 
@@ -224,7 +225,7 @@ def without_data(tree: Any) -> str:
             return value.dtype, value.shape, strides, value.layout, value.device, value.requires_grad
         return repr(value)
 
-    return str(_torch.tensors.tree_map(of, tree))
+    return str(_torch.trees.tree_map(of, tree))
 
 
 @contextlib.contextmanager
@@ -255,14 +256,14 @@ def of_reference(trial: Trial) -> Iterator[Trial]:
         return value.clone() if isinstance(value, torch.Tensor) else value
 
     def plain(*args: Any, **kwargs: Any) -> Any:
-        return _torch.tensors.tree_map(copy_of, function(*args, **kwargs))  # it may return an input
+        return _torch.trees.tree_map(copy_of, function(*args, **kwargs))  # it may return an input
 
     # One that writes returns what the schema says that it returns, and has no gradients.
     with as_operator(function if written else plain, f"({schema}", is_plain=not written, written=written) as op:
         yield replace(trial, op=op, reference=None)
 
 
-class JudgingMode(_torch.tensors.TorchDispatchMode):
+class JudgingMode(_torch.dispatcher.TorchDispatchMode):
     """Hands calls of an operator, and of others that it calls on the way to a kernel, to `judge`.
 
     By then the dispatcher has made numbers of tensors that were given for numbers.
@@ -283,7 +284,7 @@ class JudgingMode(_torch.tensors.TorchDispatchMode):
         if isinstance(func, _torch.library.OpOverload) and func.name() not in self.left_out:
             call = Trial(func, args, kwargs or {})
             is_judged = func is self.op or not call.is_builtin
-            if is_judged and not any(map(_torch.tensors.is_abstract, call.tensors)):
+            if is_judged and not any(map(_torch.fakes.is_abstract, call.tensors)):
                 self.judged += 1
                 return self.judge(call)
         return func(*args, **(kwargs or {}))
@@ -304,7 +305,7 @@ def failed_call(
 ) -> CheckError:
     """The CheckError for a call that raised `error`; what the error says of `fix` and `where` comes first."""
     where = where or raised_at(error)
-    if _torch.tensors.asks_for_data(error):
+    if _torch.fakes.asks_for_data(error):
         fix = fix or (
             "this line runs while code is traced, on tensors without data, which NumPy and data_ptr() need: use "
             "functions of torch there, or put it into an op of its own, with a fake impl"

@@ -53,7 +53,7 @@ def check(trial: Trial, *, dynamic: bool) -> None:
         outputs = call.by_return(trial.op(*args, **kwargs))
         mutated = call.mutated
         if trial.custom_op is not None:  # one of ours: a backward through its writes raises
-            mutated = _torch.tensors.tree_map(lambda v: v.detach() if isinstance(v, torch.Tensor) else v, mutated)
+            mutated = _torch.trees.tree_map(lambda v: v.detach() if isinstance(v, torch.Tensor) else v, mutated)
         results = {f"output {i}": value for i, value in enumerate(outputs)}
         return results | {f"argument {name} after the call": value for name, value in mutated.items()}
 
@@ -61,7 +61,7 @@ def check(trial: Trial, *, dynamic: bool) -> None:
     try:
         _compare(call, trial.name, dynamic, "auto", atol=trial.atol, rtol=trial.rtol)
     except CheckError as error:
-        is_about_data = error.__cause__ is not None and _torch.tensors.needs_data(error.__cause__)
+        is_about_data = error.__cause__ is not None and _torch.fakes.needs_data(error.__cause__)
         if dynamic and is_about_data and is_untraceable(trial.op):
             raise NotExercised("the operator is tagged as depending on data, and is left out of traces") from error
         has_gradients = any(tensor.requires_grad for tensor in trial.tensors)
@@ -86,7 +86,7 @@ def check_backward(trial: Trial) -> None:
 
 def _has_size_of_data(trial: Trial) -> bool:
     """Does the fake impl say of a result that a size of it depends on data?"""
-    with torch.no_grad(), _torch.tensors.fake_mode() as mode, _torch.tensors.quiet_fakes():
+    with torch.no_grad(), _torch.fakes.fake_mode() as mode, _torch.fakes.quiet_fakes():
         try:
             results = tensors_in(trial.faked(mode).results())
         except Exception:  # for test_faketensor to find
@@ -200,7 +200,7 @@ class _Call:
         self.input_names = [name for name, _ in inputs.values()]
         self.inputs = [tensor for _, tensor in inputs.values()]
         self.result_names: list[str] = []  #: of the latest call
-        self.values, self._spec = _torch.tensors.tree_flatten((args, kwargs))
+        self.values, self._spec = _torch.trees.tree_flatten((args, kwargs))
         self._results_of = results_of
         self._position = {key: i for i, key in enumerate(inputs)}
         self._copiers = [_copy_with_strides if _has_other_strides(tensor) else torch.clone for tensor in self.inputs]
@@ -208,7 +208,7 @@ class _Call:
     def __call__(self, *inputs: torch.Tensor) -> list[Any]:
         copies = [copy(tensor) for copy, tensor in zip(self._copiers, inputs, strict=True)]
         values = [copies[self._position[id(v)]] if isinstance(v, torch.Tensor) else v for v in self.values]
-        args, kwargs = _torch.tensors.tree_unflatten(values, self._spec)
+        args, kwargs = _torch.trees.tree_unflatten(values, self._spec)
         leaves = _named_leaves(self._results_of(*args, **kwargs))
         results = [(name, leaf) for name, leaf in leaves if isinstance(leaf, _RESULTS)]
         self.result_names = [name for name, _ in results]
@@ -217,7 +217,7 @@ class _Call:
 
 def _named_leaves(named: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     for name, tree in named.items():
-        for i, leaf in enumerate(_torch.tensors.tree_leaves(tree)):
+        for i, leaf in enumerate(_torch.trees.tree_leaves(tree)):
             yield f"{name}[{i}]" if isinstance(tree, (list, tuple)) else name, leaf
 
 

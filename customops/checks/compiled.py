@@ -68,7 +68,7 @@ def _plain(tensors: list[torch.Tensor]) -> Any:
 def export_check(trial: Trial) -> None:
     """The function exported with dynamic sizes, saved and loaded."""
     trial = _prepared(trial)
-    if any(isinstance(leaf, torch.Tensor) for leaf in _torch.tensors.tree_leaves(trial.kwargs)):
+    if any(isinstance(leaf, torch.Tensor) for leaf in _torch.trees.tree_leaves(trial.kwargs)):
         raise NotExercised("a keyword argument is a tensor")
     try:
         with quiet(), seeded((trial.args, trial.kwargs)):
@@ -145,7 +145,7 @@ def _run(function: Callable[..., Any], trial: Trial) -> Any:
 def _not_traced(trial: Trial, how: str, error: Exception) -> Exception:
     """The finding, or why it is none, for a function that cannot be compiled."""
     cause: BaseException | None = error
-    while cause is not None and not _torch.tensors.needs_data(cause):
+    while cause is not None and not _torch.fakes.needs_data(cause):
         cause = cause.__cause__
     if trial.is_builtin or cause is not None:
         return NotExercised(f"{how} does not take the operator: {in_short(error, 200)}")

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from customops import _torch
+from customops._places import is_users
 from customops._torch.schema import Tag
 from customops.checks import _memory
 from customops.checks._inputs import quiet, tensors_in
@@ -17,7 +18,7 @@ from customops.checks._outcome import NotExercised, in_short, is_accident, raise
 from customops.checks._runs import call, fake_error
 from customops.checks._trial import JudgingMode, Trial, failed_call, is_untraceable, resolve
 from customops.checks._variants import are_plain, can_surround, other_sizes, resized, surrounded
-from customops.errors import CheckError, CustomOpsError, MissingFakeError, is_users
+from customops.errors import CheckError, CustomOpsError, MissingFakeError
 
 _INT = re.compile(r"\bint\(")
 _ENOUGH = 3  #: other sizes, of those that the operator accepts
@@ -71,7 +72,7 @@ def _is_new(trial: Trial) -> bool:
     """Is it a sample, or differs it from all samples by more than sizes, strides and data?"""
 
     def form(call: Trial) -> str:
-        kinds = _torch.tensors.tree_map(lambda v: v.dtype if isinstance(v, torch.Tensor) else repr(v), call.arguments)
+        kinds = _torch.trees.tree_map(lambda v: v.dtype if isinstance(v, torch.Tensor) else repr(v), call.arguments)
         return str(kinds)
 
     return trial.is_sample or form(trial) not in map(form, trial.samples)
@@ -94,7 +95,7 @@ def _check_on_another_device(trial: Trial) -> None:
     """The fake impl makes its results where the inputs are. A fake may be of a device that is not there."""
     if not trial.tensors or any(argument.type.startswith("Device") for argument in trial.schema.arguments):
         return
-    mode = _torch.tensors.fake_mode()
+    mode = _torch.fakes.fake_mode()
     with torch.no_grad(), quiet(), mode:
         elsewhere = trial.map_tensors(
             lambda _, x: torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="cuda")
@@ -115,17 +116,17 @@ def _check_on_another_device(trial: Trial) -> None:
 
 def _compare(real: Trial, *, is_composite: bool = False) -> Any:
     """Run the operator on real inputs and on fakes of them, and compare; returns what it returned on real ones."""
-    mode = _torch.tensors.fake_mode()
+    mode = _torch.fakes.fake_mode()
     try:
         fake = real.faked(mode)
-    except _torch.tensors.NoFakeTensor as error:
+    except _torch.fakes.NoFakeTensor as error:
         raise NotExercised(f"torch cannot make a fake of an input: {error}") from error
     real_outputs = real.run()
     try:
         with mode:
             fake_outputs = fake.op(*fake.args, **fake.kwargs)
     except Exception as error:
-        if _torch.tensors.needs_data(error):
+        if _torch.fakes.needs_data(error):
             if is_composite:
                 raise NotExercised("the operator is made of aten operators, and reads the data of one") from error
             if is_untraceable(fake.op):
@@ -135,7 +136,7 @@ def _compare(real: Trial, *, is_composite: bool = False) -> Any:
             "a fake impl returns one fake for each return of the schema. It has shapes, strides and dtypes to go by; "
             "there is no data, and real tensors may not be used"
         )
-        if _torch.tensors.reads_data(error):
+        if _torch.fakes.reads_data(error):
             fix = (
                 "this line reads the data of a tensor, and a fake has none. int(x), x.item(), `if x:` and x[i] with a "
                 "0-dimensional tensor i read data; torch.where, gather and index_select do not"
@@ -294,14 +295,14 @@ def check_symbolic_sizes(trial: Trial) -> None:
     with torch.no_grad(), quiet():
         try:
             fake = trial.map_tensors(lambda _, tensor: run.fake(tensor))
-        except _torch.tensors.NoFakeTensor as error:
+        except _torch.fakes.NoFakeTensor as error:
             raise NotExercised(f"torch cannot make a fake of an input: {in_short(error)}") from error
         try:
             with run.active(), _torch.for_checks.as_if_compiling():
-                promised = _torch.tensors.tree_leaves(fake.results())
+                promised = _torch.trees.tree_leaves(fake.results())
         except Exception as error:
             # Where it does not run on numbers either, it is test_faketensor that says so.
-            if _torch.tensors.needs_data(error) or trial.is_builtin or _fake_error(trial) is not None:
+            if _torch.fakes.needs_data(error) or trial.is_builtin or _fake_error(trial) is not None:
                 raise NotExercised(f"its fake impl refuses: {in_short(error, 200)}") from error
             raise failed_call(
                 trial.name,
@@ -322,7 +323,7 @@ def _leaves_of_a_call(trial: Trial) -> list[Any] | None:
     """What a call of the operator returned and wrote, as it is; None if it does not take the inputs."""
     copy = trial.copy()
     try:
-        return _torch.tensors.tree_leaves([*copy.by_return(call(copy)), *copy.mutated.values()])
+        return _torch.trees.tree_leaves([*copy.by_return(call(copy)), *copy.mutated.values()])
     except Exception:  # a derived input need not be accepted
         return None
 
@@ -504,4 +505,4 @@ def _fake_error(trial: Trial) -> Exception | None:
 
 
 def _has_no_fake_impl(error: Exception) -> bool:
-    return isinstance(error, _torch.tensors.NoFakeImpl) or "no fake impl" in str(error)
+    return isinstance(error, _torch.fakes.NoFakeImpl) or "no fake impl" in str(error)

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 
 import torch
 
+from customops._places import name_of, where
 from customops.checks._derivatives import (
     Differences,
     Function,
@@ -43,7 +44,7 @@ from customops.checks._runs import difference
 from customops.checks._trial import Trial
 from customops.checks._variants import other_arguments
 from customops.checks.inputs.parts import is_symmetric
-from customops.errors import CheckError, name_of, where
+from customops.errors import CheckError
 
 _LARGE_STEPS = (0.3, 1.0, 3.0, -0.3, -1.0, -3.0, 1e2, 1e4)  #: times the size of elements
 _MOST_ELEMENTS = 64

@@ -18,17 +18,18 @@ from typing import Any
 import torch
 
 from customops import _torch
-from customops._dispatch.callbacks import completer
 from customops._dispatch.current_kernel import CurrentKernel
 from customops._dispatch.preference import choose_from_now_on, here, prefer
+from customops._places import innermost, where
 from customops._rules.choice import DEFAULT, REFERENCE
 from customops._rules.out import Checked, is_stub
+from customops._schema.defaults import completer
 from customops.checks import _memory
 from customops.checks._outcome import NotExercised
 from customops.checks._runs import Results, attempt, compare, require_steady, results_of, results_once, tolerance_of
 from customops.checks._trial import Trial, failed_call
 from customops.checks._variants import are_plain, is_list, other_numbers, with_large_integers
-from customops.errors import CheckError, innermost, where
+from customops.errors import CheckError
 
 _FOR_ALL = ("CompositeExplicitAutograd", "CompositeImplicitAutograd", "CompositeExplicitAutogradNonFunctional")
 _INTEGERS = (torch.int32, torch.int64)
@@ -156,10 +157,10 @@ def _chosen_in_trace(trial: Trial, chooser: Any, complete: Any) -> str | None:
     """The name of the kernel that a compiler chooses for these inputs, or None: it leaves that to the call."""
     if not chooser.operator.options.choose_when_traced:
         return None
-    with _torch.tensors.fake_mode() as mode, _torch.tensors.quiet_fakes():
+    with _torch.fakes.fake_mode() as mode, _torch.fakes.quiet_fakes():
         try:
             fake = trial.faked(mode)
-        except _torch.tensors.NoFakeTensor:
+        except _torch.fakes.NoFakeTensor:
             return None
         name: str | None = chooser.traced(*complete(fake.args, fake.kwargs))
         return name
@@ -247,7 +248,7 @@ def _devices(trial: Trial, expected: Results) -> Iterator[_Pair]:
         if actual is not None:
             problem = f"the operator has other results on {device} than on the CPU"
             fields = {"problem": problem, "expected": "the results on the CPU"}
-            on_cpu = _torch.tensors.tree_map(lambda x: x.cpu() if isinstance(x, torch.Tensor) else x, actual)
+            on_cpu = _torch.trees.tree_map(lambda x: x.cpu() if isinstance(x, torch.Tensor) else x, actual)
             yield replace(moved, rtol=rtol), on_cpu, expected, fields
 
 

@@ -15,12 +15,12 @@ from typing import Any
 import torch
 
 from customops import _torch
+from customops._places import where
 from customops.checks._inputs import quiet, seeded
 from customops.checks._outcome import NotExercised, require
 from customops.checks._runs import Results, attempt, copied, difference
 from customops.checks._trial import Trial, failed_call
 from customops.checks._variants import are_plain, other_arguments
-from customops.errors import where
 
 _FIX = "go by the values, sizes and dtypes of the arguments alone: not by Python types, nor by whether a mode is active"
 
@@ -46,7 +46,7 @@ def check(trial: Trial) -> None:
             raise trial.finding(f"the operator returns another result {way}", got=found, fix=_FIX)
     rules = trial.custom_op._rules.torch_dispatch.values if trial.custom_op is not None else {}
     for mode, rule in rules.items():
-        if issubclass(mode, _torch.tensors.TorchDispatchMode):
+        if issubclass(mode, _torch.dispatcher.TorchDispatchMode):
             _judge_rule(plain, mode, rule, expected)
 
 
@@ -109,8 +109,8 @@ def _on_parameters(trial: Trial) -> Any:
 def _on_wrappers(trial: Trial) -> Any:
     if trial.mutated or not trial.tensors:
         return None
-    results = trial.map_tensors(lambda _, tensor: _torch.tensors.Wrapper(tensor)).results()
-    return _torch.tensors.tree_map(lambda x: x.inner if isinstance(x, _torch.tensors.Wrapper) else x, results)
+    results = trial.map_tensors(lambda _, tensor: _torch.for_checks.Wrapper(tensor)).results()
+    return _torch.trees.tree_map(lambda x: x.inner if isinstance(x, _torch.for_checks.Wrapper) else x, results)
 
 
 def _functionalized(trial: Trial) -> Any:
@@ -122,7 +122,7 @@ def _functionalized(trial: Trial) -> Any:
     return torch.func.functionalize(function)(*tensors)
 
 
-class _Through(_torch.tensors.TorchDispatchMode):
+class _Through(_torch.dispatcher.TorchDispatchMode):
     """Passes calls on."""
 
     supports_higher_order_operators = True

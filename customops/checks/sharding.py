@@ -15,12 +15,12 @@ from typing import Any
 import torch
 
 from customops import _torch
+from customops._places import where
 from customops._rules.sharding import ShardedCall, ShardingRule, Strategy
 from customops.checks._inputs import quiet, tensors_in
 from customops.checks._outcome import NotExercised, in_short, require
 from customops.checks._runs import difference, results_of, steady_results
 from customops.checks._trial import Trial
-from customops.errors import where
 
 #: Meshes, and of how many placements on them gradients are looked at.
 _MESHES = {(2,): 3, (3,): 0, (2, 2): 1}

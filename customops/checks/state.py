@@ -21,7 +21,8 @@ from typing import Any
 import torch
 
 from customops import _torch
-from customops._rules.kernel import Inspection
+from customops._places import innermost, is_users
+from customops._rules.inspection import Inspection
 from customops.checks import _memory
 from customops.checks._inputs import has_threads, tensors_in
 from customops.checks._outcome import NotExercised
@@ -38,7 +39,7 @@ from customops.checks._runs import (
 )
 from customops.checks._trial import Trial
 from customops.checks._variants import other_numbers, other_values
-from customops.errors import KernelError, innermost, is_users
+from customops.errors import KernelError
 
 _COPIES = 3
 _SPARES = 2048

@@ -142,7 +142,7 @@ def _is_believed(agreeing: Sequence[Trial], broken: Trial) -> bool:
         return [size % 2 for size in sizes(trial)]
 
     def beside_numbers(trial: Trial) -> list[tuple[bool, bool]]:
-        numbers = [n for n in _torch.tensors.tree_leaves(list(trial.arguments.values())) if type(n) is int]
+        numbers = [n for n in _torch.trees.tree_leaves(list(trial.arguments.values())) if type(n) is int]
         return [(n < size, n > size) for n, size in itertools.product(numbers, sizes(trial))]
 
     if all(parities(each) != parities(broken) for each in agreeing):

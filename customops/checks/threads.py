@@ -21,12 +21,12 @@ from typing import Any
 
 import torch
 
+from customops._places import is_users
 from customops.checks._inputs import quiet
 from customops.checks._outcome import NotExercised, in_short, require
 from customops.checks._runs import Results, attempt, first_difference, results_in, steady_results
 from customops.checks._trial import Trial
 from customops.checks._variants import other_values
-from customops.errors import is_users
 
 _IN_TURN = 6  #: calls in each thread, of which one runs at a time
 _CALLS, _MOST_CALLS = 10, 30  #: further ones, at the same time

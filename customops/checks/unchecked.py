@@ -18,7 +18,7 @@ import torch
 
 from customops._codegen import bypass
 from customops._dispatch.names import Name
-from customops._dispatch.operator import Options
+from customops._dispatch.options import Options
 from customops._op.op import CustomOpDef
 from customops._op.registry import Registry
 from customops._rules.choice import REFERENCE

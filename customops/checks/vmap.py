@@ -94,7 +94,7 @@ class _Calls:
     def __init__(self, trial: Trial) -> None:
         self.trial, self.tensors = trial, trial.distinct
         self.first = (0,) * len(self.tensors)  #: the dimensions of a batch where all are batched along the first
-        written = {id(tensor) for tensor in _torch.tensors.tree_leaves(trial.mutated)}
+        written = {id(tensor) for tensor in _torch.trees.tree_leaves(trial.mutated)}
         self._are_written = [id(tensor) in written for tensor in self.tensors]
         # Those of the call in another order, and floating-point ones smaller: else their means would be the same.
         self.elements = [
@@ -111,7 +111,7 @@ class _Calls:
     def __call__(self, *tensors: Any) -> Any:
         # Inside of vmap a copy is batched as its original is.
         call = self._with([t.clone() if w else t for t, w in zip(tensors, self._are_written, strict=True)])
-        return list(_torch.tensors.tree_leaves(call.results()))
+        return list(_torch.trees.tree_leaves(call.results()))
 
     def element(self, row: int, dims: tuple[int | None, ...]) -> list[Any]:
         """The results for one element of a batch along these dimensions; tensors without one are not batched."""
@@ -119,7 +119,7 @@ class _Calls:
         if key not in self._known:
             mixed = [self.elements[0 if dim is None else row][i] for i, dim in enumerate(dims)]
             # Copies: the next call may write there, which is another fault.
-            self._known[key] = _torch.tensors.tree_leaves(results_of(self._with(mixed)))
+            self._known[key] = _torch.trees.tree_leaves(results_of(self._with(mixed)))
         return self._known[key]
 
 

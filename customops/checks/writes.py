@@ -176,7 +176,7 @@ class _State:
         self.place, self.version = self._place(), _torch.autograd.version_of(tensor)
 
     def _place(self) -> tuple[Any, ...]:
-        return self.tensor.shape, self.tensor.stride(), _torch.tensors.storage_id(self.tensor)
+        return self.tensor.shape, self.tensor.stride(), _torch.memory.storage_id(self.tensor)
 
     def compare(self) -> None:
         """Compare with what it is after a call."""

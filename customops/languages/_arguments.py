@@ -15,8 +15,9 @@ from torch import Tensor
 
 from customops import _torch
 from customops._codegen.function import Source
+from customops._places import name_of, where
 from customops._schema.model import Schema
-from customops.errors import ArgumentError, UnsupportedError, brief, name_of, where
+from customops.errors import ArgumentError, UnsupportedError, brief
 
 Function = Callable[..., Any]
 

@@ -13,8 +13,9 @@ from typing import Any, TypeVar, overload
 import torch
 from torch import Tensor
 
-from customops._torch.tensors import tensors_in
-from customops.errors import ArgumentError, KernelError, brief, innermost, name_of, where
+from customops._places import innermost, name_of, where
+from customops._torch.trees import tensors_in
+from customops.errors import ArgumentError, KernelError, brief
 from customops.languages._arguments import Arguments, Language
 
 F = TypeVar("F", bound=Callable[..., Any])

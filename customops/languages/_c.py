@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 from torch.utils.dlpack import to_dlpack  # type: ignore[attr-defined]
 
-from customops.errors import ArgumentError, brief, name_of
+from customops._places import name_of
+from customops.errors import ArgumentError, brief
 from customops.languages._arguments import Arguments, Language
 
 

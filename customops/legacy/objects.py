@@ -18,12 +18,13 @@ from customops._autograd.rule import AutogradRule
 from customops._codegen import kernel as codegen
 from customops._dispatch.callbacks import Fn, bind
 from customops._dispatch.names import RESERVED_NAMESPACES, Name, own_name
-from customops._dispatch.operator import OperatorHandle, OpSpec, Options
+from customops._dispatch.operator import OperatorHandle, OpSpec
+from customops._dispatch.options import Options, check_policy
 from customops._dispatch.registrations import Registration, lock
-from customops._dispatch.results import check_policy
 from customops._dispatch.scopes import record_in_scope
 from customops._op.op import CustomOpDef
 from customops._op.registry import default
+from customops._places import location_of, user_source, where
 from customops._rules import Rules
 from customops._rules.fake import FakeRule
 from customops._schema.annotations import show
@@ -39,9 +40,6 @@ from customops.errors import (
     UnregisteredError,
     UnsupportedError,
     brief,
-    location_of,
-    user_source,
-    where,
 )
 
 
@@ -90,7 +88,7 @@ class Pair:
         assert self.save is not None
         values = self.schema.by_name(inputs, keyword_only_inputs or {})
         saved = self.save(self.inputs_type(*(values[a.name] for a in self.schema.arguments)), output)
-        leaves, spec = _torch.tensors.tree_flatten(saved)
+        leaves, spec = _torch.trees.tree_flatten(saved)
         ctx.save_for_backward(*(leaf for leaf in leaves if isinstance(leaf, Tensor)))
         ctx._legacy_saved = spec, [None if isinstance(leaf, Tensor) else (leaf,) for leaf in leaves]
         ctx._legacy_lengths = {name: len(value) for name, value in values.items() if isinstance(value, (list, tuple))}
@@ -106,14 +104,14 @@ class Pair:
                     got=f"{type(value).__name__}, output_differentiability={self.differentiable}",
                 )
             if not is_differentiable:
-                without += [leaf for leaf in _torch.tensors.tree_leaves(value) if isinstance(leaf, Tensor)]
+                without += [leaf for leaf in _torch.trees.tree_leaves(value) if isinstance(leaf, Tensor)]
         ctx.mark_non_differentiable(*without)
 
     def run_backward(self, ctx: Any, *grads: Any) -> tuple[Any, ...]:
         assert self.backward is not None
         spec, others = ctx._legacy_saved
         tensors = iter(ctx.saved_tensors)
-        saved = _torch.tensors.tree_unflatten([next(tensors) if other is None else other[0] for other in others], spec)
+        saved = _torch.trees.tree_unflatten([next(tensors) if other is None else other[0] for other in others], spec)
         gradients = self.backward(ctx, saved, *grads)
         self._check(gradients, ctx._legacy_lengths)
         return tuple(gradients.get(argument.name) for argument in self.schema.operands)
@@ -195,7 +193,7 @@ def missing_kernel(name: Name) -> Fn:
     op = str(name)
 
     def missing(*args: Any, **kwargs: Any) -> Any:
-        leaves = _torch.tensors.tree_leaves((args, kwargs))
+        leaves = _torch.trees.tree_leaves((args, kwargs))
         devices = {leaf.device.type for leaf in leaves if isinstance(leaf, Tensor)}
         device = min(devices - {"cpu"}, default="cpu")
         problem, fix = f"there is no {device} impl registered", f"@impl({op!r}, device_types={device!r})"

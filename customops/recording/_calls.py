@@ -24,7 +24,8 @@ from customops._describe.render import in_words, outlined, shorter_place, synchr
 from customops._dispatch.callbacks import Fn
 from customops._dispatch.current_kernel import CurrentKernel, observe, start
 from customops._op.op import CustomOpDef
-from customops.errors import ArgumentError, brief, is_users, location_of, name_of
+from customops._places import is_users, location_of, name_of
+from customops.errors import ArgumentError, brief
 
 #: How much a line says; each level says what those before it say.
 Level = Literal["calls", "kernels", "times"]

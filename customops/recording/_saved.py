@@ -20,9 +20,9 @@ from torch.utils.serialization import config
 from customops import _torch
 from customops._describe.render import seconds_per_call
 from customops._dispatch.current_kernel import observe
-from customops._dispatch.scopes import Sample
 from customops._op.op import CustomOpDef
 from customops._op.registry import default
+from customops._op.samples import Sample
 from customops.checks._inputs import copy_tensors, quiet
 from customops.checks._trial import Trial
 from customops.errors import ArgumentError, UnsupportedError, brief
@@ -140,7 +140,7 @@ _PLAIN = (type(None), bool, int, float, complex, str)
 def _encoded(value: Any) -> Any:
     """A value of a type of the dispatcher, as one that `torch.load` reads without running code."""
     if isinstance(value, Tensor):
-        if type(value) not in (Tensor, torch.nn.Parameter) or _torch.tensors.is_abstract(value):
+        if type(value) not in (Tensor, torch.nn.Parameter) or _torch.fakes.is_abstract(value):
             raise UnsupportedError("a tensor without data of its own, or of a subclass", got=type(value).__name__)
         return value.detach().requires_grad_(value.requires_grad)
     if isinstance(value, (list, tuple)):

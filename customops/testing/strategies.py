@@ -18,8 +18,8 @@ from torch import Tensor
 from customops import _torch
 from customops._dispatch import fingerprint
 from customops._dispatch.names import find_op
-from customops._dispatch.scopes import Sample
 from customops._op.op import CustomOpDef
+from customops._op.samples import Sample
 from customops._schema.infer import is_part
 from customops._schema.model import REQUIRED, Argument
 from customops._schema.parse import from_dispatcher

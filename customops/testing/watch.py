@@ -45,7 +45,7 @@ def runs_operator(func: Any) -> bool:
 
 def has_no_fake(error: BaseException | None) -> bool:
     """Did a check fail because torch cannot make fakes of the inputs? That is not the operator's fault."""
-    while error is not None and not isinstance(error, _torch.tensors.NoFakeTensor):
+    while error is not None and not isinstance(error, _torch.fakes.NoFakeTensor):
         error = error.__cause__
     return error is not None
 
@@ -154,7 +154,7 @@ class OpCheckMode(TorchFunctionMode):
         failure: tuple[Exception, Trial] | None = None
         has_failed = self._seen.get(name) is not None
         # Inside a FakeTensorMode a new tensor is fake: copies would be, and each check's runs.
-        if not (has_failed or any(map(_torch.tensors.is_abstract, [*trial.tensors, torch.empty(0)]))):
+        if not (has_failed or any(map(_torch.fakes.is_abstract, [*trial.tensors, torch.empty(0)]))):
             try:
                 before = trial.copy()  # the operator may write to its inputs
             except Exception as error:
@@ -367,7 +367,7 @@ class Watch(TorchFunctionMode):
             reason = None
             if _torch.dispatcher.any_mode_of_users():
                 reason = "made under a mode"  # which would see how the inputs are copied
-            elif any(_torch.tensors.is_abstract(tensor) for tensor in trial.tensors):
+            elif any(_torch.fakes.is_abstract(tensor) for tensor in trial.tensors):
                 reason = "meta, fake or functorch tensors"
             elif sum(tensor.numel() for tensor in trial.tensors) > TOO_MANY:
                 reason = "more than 16 million elements"

@@ -20,9 +20,10 @@ from customops import _torch
 from customops._dispatch import preference
 from customops._dispatch.registrations import Registration, lock
 from customops._dispatch.results import given
+from customops._places import user_source
 from customops._rules import choice
 from customops._schema.model import Schema
-from customops.errors import RegistrationError, user_source
+from customops.errors import RegistrationError
 
 __tracebackhide__ = True  # pytest leaves the frames out
 
@@ -200,7 +201,7 @@ def bucket(schema: Schema, keys: Sequence[Callable[..., Any]], args: Sequence[An
     looks = [(argument.name, _look(value, bool(keys))) for argument, value in given(schema, args, kwargs)]
     parts = [f"{name}={look}" for name, look in looks if look]
     for key in keys:
-        plain = _torch.tensors.tree_map(lambda x: int(x) if isinstance(x, torch.SymInt) else x, key(*args, **kwargs))
+        plain = _torch.trees.tree_map(lambda x: int(x) if isinstance(x, torch.SymInt) else x, key(*args, **kwargs))
         parts.append(f"key={plain!r}")
     return " ".join(parts).replace(" | ", " ")
 

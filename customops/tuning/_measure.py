@@ -14,13 +14,14 @@ import torch
 from torch import Tensor
 
 from customops import _torch
-from customops._dispatch.callbacks import completer
 from customops._dispatch.preference import choose_from_now_on, here, prefer
 from customops._dispatch.results import given
-from customops._dispatch.scopes import samples_of
 from customops._op.op import CustomOpDef
+from customops._op.samples import samples_of
+from customops._places import entry
 from customops._rules.choice import REFERENCE, device_of
-from customops.errors import CustomOpsError, RegistrationError, did_you_mean, entry, first_line
+from customops._schema.defaults import completer
+from customops.errors import CustomOpsError, RegistrationError, did_you_mean, first_line
 from customops.tuning import _choices
 
 __tracebackhide__ = True  # pytest leaves the frames out
@@ -208,7 +209,7 @@ class _Call:
     def __init__(self, operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         self.operator = operator
         detach = lambda x: x.detach() if isinstance(x, Tensor) else x  # noqa: E731
-        self.args, self.kwargs = _torch.tensors.tree_map(detach, (tuple(args), kwargs))
+        self.args, self.kwargs = _torch.trees.tree_map(detach, (tuple(args), kwargs))
         self.device = device_of(operator.schema, self.args, self.kwargs)
         self.writes = bool(operator.schema.mutated)
 
@@ -216,13 +217,13 @@ class _Call:
         """The arguments; of an op that writes with copies of the tensors."""
         if not self.writes:
             return self.args, self.kwargs
-        return _torch.tensors.tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, (self.args, self.kwargs))
+        return _torch.trees.tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, (self.args, self.kwargs))
 
     def results(self) -> list[Any]:
         args, kwargs = self.fresh()
         result = self.operator.overload(*args, **kwargs)
         written = [value for argument, value in given(self.operator.schema, args, kwargs) if argument.is_mutated]
-        return [x for x in _torch.tensors.tree_leaves((result, written)) if x is not None]
+        return [x for x in _torch.trees.tree_leaves((result, written)) if x is not None]
 
     def times(self, chooser: Any, names: list[str]) -> tuple[dict[str, float], dict[str, str]]:
         """The seconds of each kernel, and why others were left out: they do not take it, or their results differ."""

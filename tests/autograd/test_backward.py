@@ -226,8 +226,8 @@ def test_the_number_of_gradients_of_an_op_with_one_input(double: Any) -> None:
     [
         (lambda g: (1.0, None, None, None), "x", "float", "a Tensor or None"),
         (lambda g: (g, "a", None, None), "a", "str", "None: the argument is a float"),
-        (lambda g: (g, None, [g], None), "b", "list of 1", "None: the argument is a SymInt"),
-        (lambda g: (g, None, None, (g, g)), "c", "tuple of 2", "a Tensor or None"),
+        (lambda g: (g, None, [g], None), "b", "list of 1 (Tensor)", "None: the argument is a SymInt"),
+        (lambda g: (g, None, None, (g, g)), "c", "tuple of 2 (Tensor, Tensor)", "a Tensor or None"),
     ],
 )
 def test_a_gradient_of_the_wrong_type_names_its_argument(

@@ -61,11 +61,11 @@ def test_none_for_a_whole_list(combine: Any, returned: Any) -> None:
 @pytest.mark.parametrize(
     ("returned", "argument", "expected", "got"),
     [
-        (lambda g: [g], "xs", "a list of 2 gradients", "list of 1"),
-        (lambda g: ([g, g, g], None), "xs", "a list of 2 gradients", "list of 3"),
+        (lambda g: [g], "xs", "a list of 2 gradients", "list of 1 (Tensor)"),
+        (lambda g: ([g, g, g], None), "xs", "a list of 2 gradients", "list of 3 (Tensor, Tensor, Tensor)"),
         (lambda g: g, "xs", "a list of 2 gradients", "Tensor"),
         (lambda g: [g, 1.0], "xs[1]", "a Tensor or None", "float"),
-        (lambda g: [[g], g], "xs[0]", "a Tensor or None", "list of 1"),
+        (lambda g: [[g], g], "xs[0]", "a Tensor or None", "list of 1 (Tensor)"),
     ],
 )
 def test_gradients_that_do_not_fit_a_list(

@@ -414,14 +414,14 @@ def test_what_was_left_out_is_in_the_verdict(
 
 def test_loading_counts_for_no_check(registry: Registry, ns: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A new process takes seconds to load what fakes need, more than a check has at effort "quick"."""
-    load, start = _torch.tensors.fake_mode, time.process_time()
+    load, start = _torch.fakes.fake_mode, time.process_time()
 
     def load_slowly() -> Any:
         while time.process_time() < start + 0.3:
             pass
         return load()
 
-    monkeypatch.setattr(_torch.tensors, "fake_mode", load_slowly)
+    monkeypatch.setattr(_torch.fakes, "fake_mode", load_slowly)
     monkeypatch.setitem(_run._SLOW, "quick", 0.2)
     op = registry.custom_op(f"{ns}::copy", torch.clone, schema="(Tensor x) -> Tensor", mutates_args=())
     op.register_fake(torch.empty_like)

@@ -336,7 +336,7 @@ def test_sizes_that_are_not_known_flow_through_a_composite(define: Ops, x: torch
 
 def test_memory_of_sizes_that_are_not_known() -> None:
     """No guard on them."""
-    with _torch.tensors.fake_mode():
+    with _torch.fakes.fake_mode():
         one = torch.ones(3).nonzero()
         assert _memory.share_memory(one, one.t())
         assert not _memory.share_memory(one, one + 1)

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 import customops
-from customops import Registry, Tag, errors
+from customops import Registry, Tag
+from customops._places import is_deliberate
 from customops.errors import (
     AutogradError,
     ContextError,
@@ -553,4 +554,4 @@ def test_what_raises_on_purpose() -> None:
     ):
         with pytest.raises(Exception) as caught:  # noqa: PT011
             refuses(1)
-        assert errors.is_deliberate(caught.value) is expected
+        assert is_deliberate(caught.value) is expected

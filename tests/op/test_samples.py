@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from customops import Registry
-from customops._dispatch.scopes import KINDS
+from customops._op.samples import KINDS
 from customops.checks._trial import Kind
 from customops.errors import ArgumentError, CallbackError
 

@@ -298,7 +298,7 @@ def test_not_exercised_passes() -> None:
 
 def test_tensors_without_a_fake_pass() -> None:
     def no_fake(op: Any, args: Any, kwargs: Any) -> None:
-        raise customops.errors.CheckError("it fails") from _torch.tensors.NoFakeTensor("no")
+        raise customops.errors.CheckError("it fails") from _torch.fakes.NoFakeTensor("no")
 
     with mode(no_fake):
         aten.sin.default(X)

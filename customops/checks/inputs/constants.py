@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
+from customops._places import innermost, is_users
 from customops.checks._trial import Trial
-from customops.errors import innermost, is_users
 
 #: So many functions are read of an op, and so many numbers and words are used.
 _MOST_FUNCTIONS, _MOST = 40, 12

@@ -157,7 +157,7 @@ def _together(parts: Parts, spots: list[Spot], changes: Iterable[Sizes], at_most
             new = _followed(value, change)
             if new != value and not place.choices and parts.variation.allows("size", place.name):
                 numbers[place.name] = new
-        grown = [size for size in _torch.tensors.tree_leaves(list(numbers.values())) if size > 1]
+        grown = [size for size in _torch.trees.tree_leaves(list(numbers.values())) if size > 1]
         if numbers and math.prod(grown, start=max(tensor.numel() for tensor in trial.tensors)) <= MAX_STEPS:
             yield Case(trial.with_arguments(**numbers), "size", f"{label}, and {', '.join(numbers)}")
         yield Case(trial, "size", label)

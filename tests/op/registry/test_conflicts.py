@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import customops
 from customops import Registry, Tag
+from customops._places import location_of
 from customops.errors import (
     CallbackError,
     DefinitionError,
@@ -25,7 +26,6 @@ from customops.errors import (
     RegistrationError,
     SchemaError,
     UnregisteredError,
-    location_of,
 )
 
 # Conflicts ------------------------------------------------------------------------------------------------------

@@ -96,7 +96,7 @@ def test_every_order_of_five_kinds(registry: Registry, ns: str, order: str) -> N
         with pytest.MonkeyPatch.context() as patch:
             made[kind] = []
             patch.setattr(
-                "customops._op.formulas.record_in_scope", lambda owner, each, k=kind: not made[k].append(each)
+                "customops._op.register.record_in_scope", lambda owner, each, k=kind: not made[k].append(each)
             )
             REGISTER[kind](op)
         registered.append(kind)
