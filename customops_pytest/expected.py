@@ -1,4 +1,4 @@
-"""Which checks are expected to fail: by a file that people read, several suites share and a run can update; by markers.
+"""Checks that are expected to fail: a file that several suites can share and a run can update, and markers of tests.
 
     [[xfail]]
     op = "mylib::flip"
@@ -7,7 +7,7 @@
     reason = "the fake impl promises contiguous strides"
 
 An ``[[xfail]]`` has to fail, a ``[[skip]]`` is not run. `input` is a sample, or a kind of call as ``--customops-mode``
-names it; in its place `test` may stand, for all calls of the op in that test. A marker says the same of one test::
+names it. Instead of it, `test` names a test, for all calls of the op there. A marker says the same of one test::
 
     @pytest.mark.customops_xfail("mylib::flip", "test_faketensor", reason="strides, see #12")
 """
@@ -47,7 +47,7 @@ class ExpectedError(CustomOpsError):
 
 
 class Key(NamedTuple):
-    """What an entry is about."""
+    """The subject of an entry."""
 
     op: str
     check: str
@@ -103,7 +103,7 @@ class Expected:
 
     @staticmethod
     def load(path: str) -> Expected:
-        """Read a file; one that is not there has no entries. Raises ExpectedError if it has another form."""
+        """Read a file; a missing file has no entries. Raises ExpectedError if it has another form."""
         if not os.path.exists(path):
             return Expected(path, {})
         if path.endswith(".json"):
@@ -113,8 +113,8 @@ class Expected:
     def update(self, add: Mapping[Key, str], remove: Collection[Key]) -> str:
         """Write new entries with these reasons, and leave out others; returns the path.
 
-        What others have written meanwhile stays, and so do comments, which belong to the entry that follows. A failures
-        dict is converted: the entries go to a TOML file beside it.
+        Entries that others wrote meanwhile stay. A comment stays, too, with the entry that follows it. A failures dict
+        is converted: the entries go to a TOML file beside it.
         """
         path = self.path if not self.is_json else self.path.removesuffix(".json") + ".toml"
 
@@ -217,7 +217,7 @@ def names_of(item: pytest.Item) -> tuple[str, ...]:
 
 
 def marks_of(item: pytest.Item, expected: Expected) -> list[Mark]:
-    """What is expected to fail in a test: by its markers, those of its class and module, and by the file."""
+    """Return the marks of a test: its markers, those of its class and module, and the entries of the file for it."""
     if _MARKS in item.stash:
         return item.stash[_MARKS]
     marks = []

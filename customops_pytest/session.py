@@ -1,4 +1,4 @@
-"""What the parts of the plugin share in one run: the options, what is expected to fail, and what came of it.
+"""The state of one run, which the parts of the plugin share: options, expected failures, and findings.
 
 Under xdist each worker has a `Session`, and sends what it found to the one of the controlling process, which alone
 judges, writes the file and speaks.
@@ -27,7 +27,7 @@ from customops_pytest.expected import Expected, Key, Mark, marks_of
 
 @dataclass
 class Row:
-    """What ``--customops-mode`` saw of one op."""
+    """The findings of ``--customops-mode`` about one op."""
 
     calls: int = 0  #: of tests
     kinds: set[str] = field(default_factory=set)  #: of the calls that were checked
@@ -38,25 +38,25 @@ class Row:
 
 @dataclass
 class Found:
-    """What a run found; a worker of xdist sends its own."""
+    """The findings of a run; each worker of xdist sends its own."""
 
     #: Failures that no one expected -> what is wrong, where the file is updated.
     new: dict[Key, str] = field(default_factory=dict)
-    #: Entries that were found to be wrong by themselves.
+    #: Entries that a single check or test refuted.
     refuted: set[Key] = field(default_factory=set)
     #: Entries for kinds of calls, and whether a call failed -> how many calls did so.
     tried: collections.Counter[tuple[Key, bool]] = field(default_factory=collections.Counter)
-    #: What ``--customops-mode`` saw of the ops that tests called, why calls were not checked, and how long checks took.
+    #: The ops that tests called with ``--customops-mode``, why calls were not checked, and how long checks took.
     rows: collections.defaultdict[str, Row] = field(default_factory=lambda: collections.defaultdict(Row))
     left_out: collections.Counter[str] = field(default_factory=collections.Counter)
     seconds: float = 0.0
     #: Checks that were too slow for all that the effort tries.
     incomplete: set[str] = field(default_factory=set)
-    #: What makes the run fail although no test did.
+    #: Faults that make the run fail although no test failed.
     faults: list[str] = field(default_factory=list)
 
     def add(self, other: Found) -> None:
-        """Take over what another process found."""
+        """Add the findings of another process."""
         self.new = other.new | self.new
         self.refuted |= other.refuted
         self.tried.update(other.tried)
@@ -101,11 +101,11 @@ class Session:
             raise pytest.UsageError(f"--customops-expected: {error}") from None
 
     def wants(self, op: str) -> bool:
-        """Is an op one of those of ``--customops-ops``?"""
+        """Return whether ``--customops-ops`` selects an op."""
         return not self.patterns or any(fnmatch.fnmatchcase(op, pattern) for pattern in self.patterns)
 
     def mark_for(self, item: pytest.Item, key: Key) -> Mark | None:
-        """Return what is expected of a check: by the markers of the test, or by the file for the test or the input."""
+        """Return the mark for a check, or None: a marker of the test, or an entry for the test or for the input."""
         of_test = (mark for mark in marks_of(item, self.expected) if mark.covers(key.op, key.check))
         return next(of_test, self.expected.entries.get(key))
 
@@ -134,7 +134,7 @@ class Session:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
-        """Of xdist: a worker is done."""
+        """Add the findings of a worker of xdist that is done."""
         sent = getattr(node, "workeroutput", {}).get("customops")
         if sent:
             self.found.add(pickle.loads(sent))
@@ -143,7 +143,7 @@ class Session:
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         found, output = self.found, getattr(self.config, "workeroutput", None)
         if output is not None:
-            output["customops"] = pickle.dumps(found)  # xdist sends plain types alone
+            output["customops"] = pickle.dumps(found)  # xdist sends only plain types
             return
         passed = {key for key, failed in found.tried if not failed and (key, True) not in found.tried}
         refuted = sorted(found.refuted | passed)
@@ -182,7 +182,7 @@ class Session:
                 terminalreporter.write_line(line)
 
     def _lines_of_mode(self) -> Iterator[str]:
-        """What ``--customops-mode`` saw: a line for each op, what failed, what was not checked and why."""
+        """Yield the summary of ``--customops-mode``: the ops, their failures, and why calls were not checked."""
         found = self.found
         if not found.rows:
             yield f"--customops-mode={self.mode}: no test called an op (those of torch are not counted)"
@@ -211,7 +211,7 @@ def problem_first(fault: str) -> str:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """A block in which nothing is logged: what torch logs while it is traced says nothing of a failure."""
+    """Turn off logging: torch logs while it is traced, and none of it explains a failure."""
     before, trace = logging.root.manager.disable, logging.getLogger("torch.__trace")
     handlers, trace.handlers = trace.handlers, []  # it goes by these alone, and pytest has added its own
     logging.disable(logging.CRITICAL)

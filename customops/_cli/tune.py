@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -31,17 +30,15 @@ def add_parser(commands: Any) -> None:
 def run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     refuse_unwritable("out", options.out, parser)
     ops = [op for op in ops_of(options.targets) if len(op._rules.kernel.names()) > 1]
-    progress, tuned, failed = _Progress(len(ops)), 0, 0
-    for op in ops:
-        progress.show(op._qualname)
+    tuned = failed = 0
+    for number, op in enumerate(ops, 1):
+        say(f"tuning {number}/{len(ops)} {op._qualname}", sys.stderr)  # it may take minutes
         try:
-            found = autotune(op, file=options.out, tell=progress.tell)
+            found = autotune(op, file=options.out)
         except Exception as error:  # the other ops are tuned
-            progress.clear()
             report_error(error if isinstance(error, CustomOpsError) else f"{op._qualname}\n{trace(error)}")
             failed += 1
             continue
-        progress.clear()
         tuned += len(found)
         for each in found:
             times = ", ".join(f"{name} {in_words(seconds)}" for name, seconds in each.seconds.items())
@@ -52,28 +49,3 @@ def run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         nothing = "no kernel is left to choose" if ops else "no op has several kernels to measure"
         say(f"{plural(tuned, 'choice')} in {options.out}" if tuned else nothing)
     return FAULTY if failed else FINE if tuned else NOTHING
-
-
-class _Progress:
-    """A line on stderr: on terminals one that is overwritten, else one every few seconds."""
-
-    def __init__(self, count: int) -> None:
-        self.count, self.done, self.name, self.last = count, 0, "", time.monotonic()
-        self.is_terminal = sys.stderr.isatty()
-
-    def show(self, name: str) -> None:
-        self.done += 1
-        self.name = name
-        self.tell("")
-
-    def tell(self, text: str) -> None:
-        line = f"tuning {self.done}/{self.count} {self.name} {text}".rstrip()
-        if self.is_terminal:
-            print(f"\r\x1b[K{line}", end="", file=sys.stderr, flush=True)
-        elif time.monotonic() - self.last > 3:
-            self.last = time.monotonic()
-            say(line, sys.stderr)
-
-    def clear(self) -> None:
-        if self.is_terminal:
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)

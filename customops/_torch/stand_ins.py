@@ -55,7 +55,7 @@ def _stand_in(name: str, without: str) -> Any:
 
 @contextlib.contextmanager
 def stand_ins() -> Iterator[None]:
-    """Put stand-ins in the places of lost names, if torch is newer than those tested; then leave torch as it was."""
+    """Put stand-ins in the places of lost names, if torch is newer than those tested. Remove them afterwards."""
     release = _versions.release(torch.__version__)
     put_in = []
     try:

@@ -1,4 +1,4 @@
-"""The coverage report of a device: run a program or import a device, and count what ran where."""
+"""The coverage report of a device: the ops of a program, and where each of them ran."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from customops.backend.registration import get_backend
 
 @dataclass(frozen=True)
 class Row:
-    """One op, and what it took in kernels of the device and in those of the CPU."""
+    """One op, and its time in kernels of the device and of the CPU."""
 
     op: str
     native: Spent
@@ -49,7 +49,7 @@ class Row:
 
 
 def rows(record: fallbacks.Journal) -> list[Row]:
-    """Failures first, then what the CPU's kernels took longest for: the order to write kernels in."""
+    """Return failures first, then the ops by the time in the CPU's kernels: the order to write kernels in."""
     found = {op: Row(op, Spent(), Spent(), [], error) for op, error in record.failed.items()}
     for op, _ in (*record.native, *record.fallback):
         found.setdefault(op, Row(op, Spent(), Spent(), [], None))
@@ -65,7 +65,7 @@ def rows(record: fallbacks.Journal) -> list[Row]:
 
 @dataclass(frozen=True)
 class Advice:
-    """Which kernels to write next, from what the ops of a program took."""
+    """The kernels to write next, by the time that the ops of a program took."""
 
     seconds: float  #: of all ops that ran in kernels of the device or of the CPU
     now: float  #: the share of it in kernels of the device
@@ -77,7 +77,7 @@ class Advice:
 
 
 def advice(found: list[Row]) -> Advice:
-    """The fewest kernels with which the goal is reached, as long as an op takes on the device what it takes now."""
+    """Find the fewest kernels that reach the goal, if an op takes as long on the device as it takes now."""
     native = sum(row.native.seconds for row in found)
     total = native + sum(row.fallback.seconds for row in found)
     write, share = [], native / total if total else 1.0

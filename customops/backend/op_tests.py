@@ -50,7 +50,7 @@ def run(
     samples: int | None = None,
     timeout: float = 60.0,
 ) -> Iterator[Score]:
-    """Score each dtype, forward and, if it has gradients, both; of ops of these names, with at most so many samples."""
+    """Score each dtype, forward and, if it has gradients, both: the ops that match, on at most `samples` inputs."""
     ops = _compat.op_infos()
     if patterns is not None:
         chosen = list(patterns)
@@ -62,7 +62,7 @@ def run(
         for op in ops:
             if dtype not in (op.supported_backward_dtypes("cpu") if both else op.supported_dtypes("cpu")):
                 continue
-            # A fork each: one that crashes, or leaves autograd's threads behind, is no matter to the next.
+            # Each op has a fork: a crash, or a thread that autograd leaves behind, does not affect the next op.
             outcome = in_fork(functools.partial(_check, backend, op, dtype, both, samples), timeout)
             failure = (fallbacks.Journal(), False, _line(outcome.error)) if outcome.error is not None else None
             journal, compared, error = failure or outcome.value
@@ -85,7 +85,7 @@ def _line(error: BaseException) -> str:
 def _check(
     backend: Backend, op: Any, dtype: torch.dtype, backward: bool, limit: int | None
 ) -> tuple[fallbacks.Journal, bool, str | None]:
-    """What ran in the test of an op, whether the CPU can run any of the inputs, and the error that ended it."""
+    """Return the journal of an op's test, whether the CPU can run any of the inputs, and the error that ended it."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     record = fallbacks.start()
@@ -96,7 +96,7 @@ def _check(
 
 
 def _compare_all(backend: Backend, op: Any, dtype: torch.dtype, backward: bool, limit: int | None) -> bool:
-    """Compare the results for all inputs with the CPU's; is there one that the CPU can run?"""
+    """Compare the results for all inputs with the CPU's. Return whether the CPU can run any of the inputs."""
     compared = False
     for there, here in itertools.islice(_samples(backend, op, dtype, backward), limit):
         try:
@@ -111,7 +111,7 @@ def _compare_all(backend: Backend, op: Any, dtype: torch.dtype, backward: bool, 
 
 
 def _asks_for(sample: Any, name: str) -> bool:
-    """Do the results belong on the device? Not where the CPU is named, or nothing is: `arange(2)`."""
+    """Return whether the results belong on the device. `arange(2)` names no device, so its result does not."""
     leaves = _leaves(sample)
     named = {str(leaf).partition(":")[0] for leaf in leaves if isinstance(leaf, (str, torch.device))}
     used = {leaf.device.type for leaf in leaves if isinstance(leaf, Tensor)}
@@ -119,7 +119,7 @@ def _asks_for(sample: Any, name: str) -> bool:
 
 
 def _samples(backend: Backend, op: Any, dtype: torch.dtype, backward: bool) -> Iterator[tuple[Any, Any]]:
-    """The same inputs on the device and on the CPU."""
+    """Yield the same inputs on the device and on the CPU."""
 
     def made_on(device: str) -> Iterator[Any]:
         torch.manual_seed(0)
@@ -127,7 +127,7 @@ def _samples(backend: Backend, op: Any, dtype: torch.dtype, backward: bool) -> I
         return iter(op.sample_inputs(device, dtype, requires_grad=backward))
 
     # Each is made where it is used, because some inputs are on the CPU by right, and some are views of more.
-    # Where the two differ, for being drawn from two generators in turns, or by design, copies have to do.
+    # If the two differ, by design or because two generators were drawn from in turns, the input is copied.
     for there, here in itertools.zip_longest(made_on(backend.name), list(made_on("cpu"))):
         if there is not None:
             yield there, here if here is not None and _equal(there, here) else _moved(there, backend.name)
@@ -161,7 +161,7 @@ def _leaves(sample: Any) -> list[Any]:
 
 
 def _outcome(op: Any, sample: Any, backward: bool) -> tuple[Any, list[Tensor | None]]:
-    """What an op returns, and the gradients of its inputs."""
+    """Return the results of an op, and the gradients of its inputs."""
     torch.manual_seed(1)
     result = op(sample.input, *sample.args, **sample.kwargs)
     if not backward:
@@ -198,7 +198,7 @@ def _compare(got: Any, expected: Any, device: str | None, *, values: bool) -> No
 
 
 def scores_as_text(scores: Iterable[Score]) -> Iterator[str]:
-    """A line for each score as it comes, and the ops that failed."""
+    """Yield a line for each score, and a line for each op that failed."""
     for score in scores:
         direction = "forward and backward" if score.backward else "forward"
         name = str(score.dtype).removeprefix("torch.")

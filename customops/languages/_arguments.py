@@ -75,10 +75,10 @@ class Arguments:
     def adapter(
         self, convert: Function, back: Function, hints: Any = None, *, as_is: bool = False, with_others: bool = False
     ) -> Function:
-        """The function for tensors: ``convert(name, tensor)`` makes arrays, ``back(value, return_hint)`` tensors again.
+        """Return the function for tensors: ``convert(name, tensor)`` makes arrays, ``back(value, hint)`` tensors.
 
-        `as_is`: `fn` gets the tensors themselves; if it raises, `convert` says why. `with_others`: `convert` gets
-        values that are no tensors, too.
+        `as_is`: `fn` gets the tensors themselves; if it raises, `convert` says why. `with_others`: `convert` also gets
+        values that are not tensors.
         """
         self.convert, self.as_is, self.with_others, self.known = convert, as_is, with_others, dict[Any, Any]()
         self.objects: dict[str, Any] = {"fn": self.fn, "back": functools.partial(_each_back, back, hints)}
@@ -92,7 +92,7 @@ class Arguments:
         return _torch.dynamo.outside_dynamo(source.build(**objects))
 
     def find(self, /, *args: Any, **named: Any) -> Any:
-        """The function for arguments of these types. What was wrapped gets the code of the first."""
+        """Return the function for arguments of these types. The wrapper itself gets the code for the first types."""
         types = (*map(type, args), *((name, type(value)) for name, value in named.items()))
         if types in self.known:
             return self.known[types]
@@ -131,7 +131,7 @@ class Arguments:
         return [*zip(names, args, strict=False), *named.items()]
 
     def explain(self, /, *args: Any, **named: Any) -> None:
-        """A call has raised: raise what is wrong with its tensors, if something is."""
+        """Raise an error if the language does not take a tensor of a call that failed."""
         for name, value in self.by_name(*args, **named):
             _each(functools.partial(self.convert, name), value)
 
@@ -170,7 +170,7 @@ class Arguments:
 
 
 def _each(convert: Callable[[Tensor], Any], value: Any) -> Any:
-    """A tensor converted, or the tensors in a list; other values as they are."""
+    """Convert a tensor, or the tensors in a list. Return other values unchanged."""
     if isinstance(value, Tensor):
         return convert(value)
     if isinstance(value, (tuple, list)) and True in [isinstance(item, Tensor) for item in value]:

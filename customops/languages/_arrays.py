@@ -79,7 +79,7 @@ def from_numpy(fn: Any = None, /, *, writable: str | Iterable[str] = ()) -> Any:
 
     try:
         hints = typing.get_type_hints(innermost(fn)).get("return")
-    except (NameError, TypeError):  # of a name that is not there: `custom_op` says so. Or of something else than hints
+    except (NameError, TypeError):  # `custom_op` reports an unknown name; and a callable may have no hints
         hints = None
     if typing.get_origin(hints) is tuple:
         hints = typing.get_args(hints)
@@ -262,7 +262,7 @@ def from_warp(kernel: Any, /) -> Callable[..., None]:
         kernel: a kernel made by ``warp.kernel``, without generic type hints.
 
     Raises:
-        ArgumentError: `kernel` is something else.
+        ArgumentError: `kernel` is not a Warp kernel.
         UnsupportedError: in a call, a tensor does not have the dtype of the array.
 
     Example:

@@ -58,7 +58,6 @@ def autotune(
     kernels: str | Sequence[str] | None = None,
     *,
     file: str | os.PathLike[str] | None = None,
-    tell: Callable[[str], None] = lambda text: None,
 ) -> list[Tuned]:
     """Measure the kernels of an op, and choose the fastest for such arguments from now on, in this process.
 
@@ -69,7 +68,6 @@ def autotune(
         samples: arguments, as `register_samples` takes them. None: the op's samples.
         kernels: the names of the kernels to measure. None: all.
         file: the choices are put into this file, too; see `tuned`.
-        tell: called with a text before each sample.
 
     Returns:
         a choice for each bucket of arguments that the samples are in; its `seconds` are those of a call.
@@ -91,7 +89,7 @@ def autotune(
     def measure() -> list[Tuned]:
         if file is not None:  # else it would fail when all is measured
             _choices.check_place(file)
-        found = _measured(op, list(given_samples), kernels, tell)
+        found = _measured(op, list(given_samples), kernels)
         if file is not None:
             _choices.write(file, {each.key: each.kernel for each in found})
         return found
@@ -149,15 +147,14 @@ def check_tuned() -> None:
                 )
 
 
-def _measured(op: Any, samples: list[Any], kernels: Sequence[str] | None, tell: Callable[[str], None]) -> list[Tuned]:
+def _measured(op: Any, samples: list[Any], kernels: Sequence[str] | None) -> list[Tuned]:
     """The choices for all buckets that the samples are in, by the mean over these of times relative to the fastest."""
     buckets: dict[_choices.Key, list[tuple[dict[str, float], dict[str, str]]]] = {}
     operator, rule = op._definition, op._rules.kernel
     complete = completer(operator.schema)
     choose_from_now_on([op._qualname])
     with torch.no_grad():
-        for i, sample in enumerate(samples, 1):
-            tell(f"sample {i}/{len(samples)}")
+        for sample in samples:
             args, kwargs = op.lower(*sample.args, **sample.kwargs)
             call = _Call(operator, *complete(args, kwargs))
             chooser = rule.chooser_for(call.args, call.kwargs)
