@@ -7,7 +7,7 @@ from typing import Any, Optional
 
 import pytest
 import torch
-from helpers.formulas import assert_same_gradients, times
+from helpers.formulas import times
 from helpers.tensors import leaf, slope
 from torch import Tensor
 
@@ -45,20 +45,6 @@ def test_setup_context_by_keyword_needs_the_keywords(scale: Any) -> None:
         scale.register_autograd(times(3), setup_context=lambda ctx, inputs, output: None)
 
 
-@pytest.mark.compile
-@pytest.mark.parity(50)
-def test_keyword_only_arguments_under_transforms_and_compile(scale: Any) -> None:
-    def setup_context(ctx: Any, inputs: Any, keyword_only_inputs: Any, output: Any) -> None:
-        ctx.factor = inputs[1] * keyword_only_inputs["times"]
-
-    scale.register_fake(lambda x, by, dtype, *, times, sizes: torch.empty_like(x, dtype=dtype))
-    scale.register_autograd(lambda ctx, grad: (grad * ctx.factor, None, None), setup_context=setup_context)
-    x = torch.rand(3)
-    assert torch.equal(torch.func.grad(lambda x: scale(x, 1.5, times=4).sum())(x), torch.full((3,), 6.0))
-    compiled = torch.compile(lambda x: scale(x, 1.5, times=4) * 2, backend="aot_eager", fullgraph=True)
-    assert_same_gradients(compiled, lambda x: x * 12, x)
-
-
 # When setup_context runs, and ops without a formula -------------------------------------------------------------------
 
 
@@ -75,19 +61,6 @@ def test_setup_context_runs_once_where_there_is_a_gradient_to_compute(double: An
     double(torch.ones(1))
     assert calls == []
     assert double(x).requires_grad
-    assert calls == [1]
-
-
-@pytest.mark.parity(51)
-def test_setup_context_runs_once_for_a_list(registry: Registry, ns: str) -> None:
-    calls = []
-    op = registry.custom_op(f"{ns}::op", lambda xs: xs[0] * 2, mutates_args=(), schema="(Tensor?[] xs) -> Tensor")
-    op.register_autograd(lambda ctx, grad: [grad, None], setup_context=lambda ctx, inputs, output: calls.append(1))
-    op([torch.ones(1), None])
-    with torch.no_grad():
-        op([leaf(1.0), None])
-    assert calls == []
-    op([torch.ones(1), leaf(1.0)])
     assert calls == [1]
 
 
@@ -168,25 +141,6 @@ def test_needs_input_grad_covers_the_inputs_that_were_passed(power: Any) -> None
         (False, False, False, True),
         (True, False, False, True),
     ]  # fmt: skip
-
-
-def test_an_optional_tensor_there_or_not(power: Any) -> None:
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        ctx.factor = inputs[1] * inputs[2]
-        ctx.save_for_backward(inputs[0], inputs[3])
-
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        x, c = ctx.saved_tensors
-        if c is None:
-            return grad * ctx.factor, None, None, None
-        return grad * ctx.factor * c, None, None, grad * ctx.factor * x
-
-    power.register_autograd(backward, setup_context=setup_context)
-    x, c = torch.rand(3), torch.rand(3)
-    assert_same_gradients(power, lambda x: x * 6, x)
-    assert_same_gradients(lambda x: power(x, 5.0, 2, None), lambda x: x * 10, x)
-    assert_same_gradients(lambda x, c: power(x, 5.0, 2, c), lambda x, c: x * 10 * c, x, c)
-    assert_same_gradients(lambda x, c: power(x, c=c), lambda x, c: x * 6 * c, x, c)
 
 
 @pytest.mark.parity(54)

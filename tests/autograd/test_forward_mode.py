@@ -1,16 +1,15 @@
-"""`register_jvp`: every way into forward mode, against the same function written with torch operations."""
+"""`register_jvp`: ways into forward mode, against the same function written with torch operations."""
 
 from __future__ import annotations
 
-import itertools
+import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
 import torch.autograd.forward_ad as fwAD
-from helpers.covers import every
 from torch import Tensor
 from torch.library import Library
 
@@ -61,104 +60,7 @@ def product(registry: Registry, ns: str) -> Program:
     return Program(op, lambda x, y: x * y.sin() * 2)
 
 
-def several(registry: Registry, ns: str) -> Program:
-    """Several outputs, one of them a number."""
-
-    def fn(x: Tensor, y: Tensor, n: int) -> tuple[Tensor, Tensor, int]:
-        return x.exp() * n, x * y, n
-
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        ctx.save_for_backward(*inputs[:2])
-        ctx.save_for_forward(*inputs[:2])
-        ctx.n = inputs[2]
-
-    def backward(ctx: Any, first: Tensor, second: Tensor, _: None) -> Any:
-        x, y = ctx.saved_tensors
-        return first * x.exp() * ctx.n + second * y, second * x, None
-
-    def jvp(ctx: Any, x_tangent: Tensor, y_tangent: Tensor, _: None) -> Any:
-        x, y = ctx.saved_tensors
-        return x_tangent * x.exp() * ctx.n, x_tangent * y + x * y_tangent, None
-
-    op = registry.custom_op(f"{ns}::several", fn, mutates_args=())
-    op.register_fake(lambda x, y, n: (torch.empty_like(x), torch.empty_like(x), n))
-    op.register_autograd(backward, setup_context=setup_context)
-    op.register_jvp(jvp)  # the setup_context of backward is enough
-    op.register_vmap("sequential")
-
-    def call(x: Tensor, y: Tensor) -> Tensor:
-        first, second, n = op(x, y, 3)
-        assert n == 3
-        return torch.stack([first, second])
-
-    return Program(call, lambda x, y: torch.stack([x.exp() * 3, x * y]))
-
-
-def lists(registry: Registry, ns: str) -> Program:
-    """Lists in and out, an argument by keyword."""
-
-    def fn(xs: list[Tensor], y: Tensor, *, power: int = 2) -> list[Tensor]:
-        return [x**power * y for x in xs]
-
-    def setup_context(ctx: Any, inputs: Any, keyword_only_inputs: Any, output: Any) -> None:
-        xs, y = inputs
-        ctx.save_for_backward(*xs, y)
-        ctx.save_for_forward(*xs, y)
-        ctx.power = keyword_only_inputs["power"]
-
-    def backward(ctx: Any, grads: list[Tensor]) -> Any:
-        *xs, y = ctx.saved_tensors
-        p = ctx.power
-        outer = [grad * p * x ** (p - 1) * y for grad, x in zip(grads, xs, strict=True)]
-        return outer, sum(grad * x**p for grad, x in zip(grads, xs, strict=True))
-
-    def jvp(ctx: Any, tangents: list[Tensor], y_tangent: Tensor) -> list[Tensor]:
-        *xs, y = ctx.saved_tensors
-        p = ctx.power
-        return [t * p * x ** (p - 1) * y + x**p * y_tangent for t, x in zip(tangents, xs, strict=True)]
-
-    op = registry.custom_op(f"{ns}::powers", fn, mutates_args=())
-    op.register_fake(lambda xs, y, *, power: [torch.empty_like(x) for x in xs])
-    op.register_autograd(backward, setup_context=setup_context)
-    op.register_jvp(jvp, setup_context=setup_context)
-    op.register_vmap("broadcast_all")
-    return Program(
-        lambda x, y: torch.stack(op([x, y, x], y, power=3)), lambda x, y: torch.stack([x**3 * y, y**4, x**3 * y])
-    )
-
-
-def optional(registry: Registry, ns: str) -> Program:
-    """An optional tensor that is not there, and one that is."""
-
-    def fn(x: Tensor, y: Optional[Tensor] = None) -> Tensor:
-        return x.sin() if y is None else x * y
-
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        ctx.save_for_backward(*inputs)
-        ctx.save_for_forward(*inputs)
-
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        x, y = ctx.saved_tensors
-        return (grad * x.cos(), None) if y is None else (grad * y, grad * x)
-
-    def jvp(ctx: Any, x_tangent: Tensor, y_tangent: Optional[Tensor]) -> Any:
-        x, y = ctx.saved_tensors
-        if y is None:
-            assert y_tangent is None
-            return x_tangent * x.cos()
-        return x_tangent * y + x * y_tangent
-
-    op = registry.custom_op(f"{ns}::optional", fn, mutates_args=())
-    op.register_fake(lambda x, y: torch.empty_like(x))
-    op.register_autograd(backward, setup_context=setup_context)
-    op.register_jvp(jvp, setup_context=setup_context)
-    return Program(lambda x, y: op(op(x), y), lambda x, y: x.sin() * y)
-
-
-PROGRAMS = [product, several, lists, optional]
-
-
-jvp, jacfwd, jacrev, hessian = torch.func.jvp, torch.func.jacfwd, torch.func.jacrev, torch.func.hessian
+jvp, jacfwd, hessian = torch.func.jvp, torch.func.jacfwd, torch.func.hessian
 
 
 def dual(f: Callable[..., Tensor], x: Tensor, y: Tensor, t: Tensor) -> Any:
@@ -166,23 +68,15 @@ def dual(f: Callable[..., Tensor], x: Tensor, y: Tensor, t: Tensor) -> Any:
         return fwAD.unpack_dual(f(fwAD.make_dual(x, t), y)).tangent
 
 
+#: Those that tests/products/gradients does not try.
 TRANSFORMS: dict[str, Callable[..., Any]] = {
-    "jvp": lambda f, x, y, t: jvp(f, (x, y), (t, 2 * t)),
-    "jvp of one": lambda f, x, y, t: jvp(lambda y: f(x, y), (y,), (t,))[1],
     "jvp(jvp)": lambda f, x, y, t: jvp(lambda x: jvp(f, (x, y), (t, t))[1], (x,), (t,)),
     "jvp(jvp(jvp))": lambda f, x, y, t: jvp(
         lambda x: jvp(lambda x: jvp(lambda x: f(x, y), (x,), (t,))[1], (x,), (t,))[1], (x,), (t,)
     ),
-    "jacfwd": lambda f, x, y, t: jacfwd(f)(x, y),
-    "jacfwd(jacrev)": lambda f, x, y, t: jacfwd(jacrev(f))(x, y),
-    "jacrev(jacfwd)": lambda f, x, y, t: jacrev(jacfwd(f))(x, y),
     "jacfwd(jacfwd)": lambda f, x, y, t: jacfwd(jacfwd(f))(x, y),
-    "hessian": lambda f, x, y, t: hessian(lambda x: f(x, y).sum())(x),
-    "linearize": lambda f, x, y, t: torch.func.linearize(f, x, y)[1](t, t),
     "grad(jvp)": lambda f, x, y, t: torch.func.grad(lambda x: jvp(lambda x: f(x, y), (x,), (t,))[1].sum())(x),
-    "vmap(jvp)": lambda f, x, y, t: torch.vmap(lambda x, t: jvp(lambda x: f(x, x), (x,), (t,))[1])(x, t),
     "jvp(vmap)": lambda f, x, y, t: jvp(torch.vmap(f), (x, y), (t, t)),
-    "dual numbers": dual,
 }
 
 
@@ -191,47 +85,25 @@ def inputs() -> tuple[Tensor, Tensor, Tensor]:
     return x, y, t
 
 
-@pytest.mark.parametrize("make", PROGRAMS)
 @pytest.mark.parametrize("transform", TRANSFORMS)
-def test_transforms(registry: Registry, ns: str, make: Any, transform: str) -> None:
-    program = make(registry, ns)
+def test_transforms(registry: Registry, ns: str, transform: str) -> None:
+    program = product(registry, ns)
     run = TRANSFORMS[transform]
     args = inputs()
     torch.testing.assert_close(run(program.op, *args), run(program.reference, *args))
 
 
 @pytest.mark.compile
-@pytest.mark.parametrize(
-    ("make", "backend", "transform"),
-    every(
-        4,
-        itertools.product(
-            [product, lists],
-            ["eager", "aot_eager", "inductor"],
-            ["jvp", "jacfwd", "jacfwd(jacrev)", "hessian", "dual numbers"],
-        ),
-    ),
-)
-def test_compiled(registry: Registry, ns: str, make: Any, backend: str, transform: str) -> None:
-    program = make(registry, ns)
-    run = TRANSFORMS[transform]
-    compiled = torch.compile(lambda *args: run(program.op, *args), fullgraph=True, backend=backend)
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_compiled(registry: Registry, ns: str, backend: str) -> None:
+    program = product(registry, ns)
+
+    def run(f: Callable[..., Tensor], x: Tensor, y: Tensor, t: Tensor) -> Any:
+        return jvp(f, (x, y), (t, 2 * t)), hessian(lambda x: f(x, y).sum())(x)
+
+    compiled = torch.compile(functools.partial(run, program.op), fullgraph=True, backend=backend)
     args = inputs()
     torch.testing.assert_close(compiled(*args), run(program.reference, *args))
-
-
-@pytest.mark.parametrize("make", PROGRAMS)
-def test_gradcheck(registry: Registry, ns: str, make: Any) -> None:
-    op = make(registry, ns).op
-    x, y = (value.requires_grad_() for value in inputs()[:2])
-    assert torch.autograd.gradcheck(op, (x, y), check_forward_ad=True, check_batched_grad=True)
-    assert torch.autograd.gradgradcheck(op, (x, y), check_fwd_over_rev=True)
-
-
-def test_batched_forward_gradcheck(registry: Registry, ns: str) -> None:
-    op = product(registry, ns).op
-    x, y = (value.requires_grad_() for value in inputs()[:2])
-    assert torch.autograd.gradcheck(op, (x, y), check_forward_ad=True, check_batched_forward_grad=True)
 
 
 def test_nothing_to_do_without_tangents(registry: Registry, ns: str) -> None:
@@ -293,17 +165,6 @@ def test_registering_again_and_taking_back(registry: Registry, ns: str) -> None:
     assert slope(op) == 3
     library._destroy()
     assert slope(op) == 1
-
-
-def test_an_op_of_somebody_else(registry: Registry, ns: str) -> None:
-    library = Library(ns, "FRAGMENT")
-    library.define("square(Tensor x) -> Tensor")
-    library.impl("square", lambda x: x * x, "CompositeExplicitAutograd")
-    op = getattr(torch.ops, ns).square.default
-    registry.adopt(op).register_jvp(lambda ctx, tangent: 2 * ctx.x * tangent, setup_context=remember)
-    assert slope(op) == 6
-    registry.clear()
-    library._destroy()
 
 
 @pytest.mark.parametrize(

@@ -11,14 +11,11 @@ import torch.autograd.forward_ad as fwAD
 from helpers.formulas import (
     X,
     assert_same_gradients,
-    combine_setup,
     gradients,
     plain,
     product_backward,
     product_setup,
     slow_vmap,
-    split_fn,
-    weighted_sum,
 )
 from torch import Tensor
 
@@ -32,17 +29,8 @@ def quintic(f: Callable[..., Tensor]) -> Callable[[Tensor], Tensor]:
     return lambda x: (f(f(x, x + 1), x) * f(x, x)).sum()
 
 
+#: Those that tests/products/gradients does not try.
 TRANSFORMS: dict[str, Callable[[Callable[[Tensor], Tensor]], Any]] = {
-    "grad": lambda f: torch.func.grad(f)(X),
-    "grad_and_value": lambda f: torch.func.grad_and_value(f)(X),
-    "vjp": lambda f: torch.func.vjp(f, X)[1](torch.tensor(2.0)),
-    "jacrev": lambda f: torch.func.jacrev(f)(X),
-    "vmap(grad)": lambda f: torch.vmap(torch.func.grad(f))(X[:, None]),
-    "grad(vmap)": lambda f: torch.func.grad(lambda x: torch.vmap(f)(x[:, None]).sum())(X),
-    "grad(grad)": lambda f: torch.func.grad(lambda x: torch.func.grad(f)(x).sum())(X),
-    "grad of squared grad": lambda f: torch.func.grad(lambda x: (torch.func.grad(f)(x) ** 2).sum())(X),
-    "jacrev(jacrev)": lambda f: torch.func.jacrev(torch.func.jacrev(f))(X),
-    "jacrev(grad)": lambda f: torch.func.jacrev(torch.func.grad(f))(X),
     "third order": lambda f: torch.func.jacrev(torch.func.jacrev(torch.func.jacrev(f)))(X),
     "vmap(grad(grad))": lambda f: torch.vmap(torch.func.grad(torch.func.grad(f)))(X),
     "grad under no_grad": lambda f: torch.no_grad()(torch.func.grad(f))(X),
@@ -50,19 +38,7 @@ TRANSFORMS: dict[str, Callable[[Callable[[Tensor], Tensor]], Any]] = {
     "backward of grad": lambda f: gradients(torch.func.grad(f), X),
     "backward of jacrev": lambda f: gradients(torch.func.jacrev(f), X),
     "functional.hessian": lambda f: torch.autograd.functional.hessian(f, X),
-    "functional.jacobian": lambda f: torch.autograd.functional.jacobian(f, X),
-    "functional_call": lambda f: torch.func.grad(lambda p: torch.func.functional_call(Scaled(f), p, X))({"scale": X}),
 }  # fmt: skip
-
-
-class Scaled(torch.nn.Module):
-    def __init__(self, f: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.scale = torch.nn.Parameter(torch.ones(3))
-        self.f = f
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.f(x * self.scale)
 
 
 @pytest.mark.parity(49)
@@ -70,42 +46,6 @@ class Scaled(torch.nn.Module):
 @pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
 def test_transforms(product: Any, transform: Callable[..., Any]) -> None:
     torch.testing.assert_close(transform(quintic(product)), transform(quintic(plain)))
-
-
-@slow_vmap
-def test_transforms_of_an_op_that_saves_its_output(exp: Any) -> None:
-    for name in "grad", "jacrev(jacrev)", "third order", "vmap(grad(grad))":
-        transform = TRANSFORMS[name]
-        torch.testing.assert_close(transform(lambda x: (exp(x) ** 2).sum()), transform(lambda x: (x.exp() ** 2).sum()))
-
-
-@slow_vmap
-def test_transforms_of_lists(combine: Any, split: Any) -> None:
-    combine.register_autograd(lambda ctx, grad: [grad * f for f in ctx.factors], setup_context=combine_setup)
-    split.register_autograd(lambda ctx, grads: torch.stack([g * (i + 1) for i, g in enumerate(grads)]))
-
-    def ours(x: Tensor) -> Tensor:
-        return (combine(split(x * x)) ** 2).sum()
-
-    def reference(x: Tensor) -> Tensor:
-        return (weighted_sum(split_fn(x * x)) ** 2).sum()
-
-    x = torch.rand(2, 2)
-    for transform in torch.func.grad, torch.func.jacrev, lambda f: torch.func.jacrev(torch.func.jacrev(f)):
-        torch.testing.assert_close(transform(ours)(x), transform(reference)(x))
-
-
-def test_no_grad_inside_a_transform(product: Any) -> None:
-    def detached(f: Callable[..., Tensor]) -> Callable[[Tensor], Tensor]:
-        def inner(x: Tensor) -> Tensor:
-            with torch.no_grad():
-                constant = f(x, x)
-            return (f(x, x) * constant).sum()
-
-        return inner
-
-    for transform in torch.func.grad, torch.func.jacrev, lambda f: torch.func.jacrev(torch.func.jacrev(f)):
-        torch.testing.assert_close(transform(detached(product))(X), transform(detached(plain))(X))
 
 
 def test_setup_context_runs_once_for_each_level(product: Any) -> None:
@@ -123,26 +63,12 @@ def test_setup_context_runs_once_for_each_level(product: Any) -> None:
     assert sorted(needed) == [(False, True), (True, False)]
 
 
-@pytest.mark.compile
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-def test_compiled_transforms(product: Any, backend: str) -> None:
-    f, reference = quintic(product), quintic(plain)
-    for transform in torch.func.grad, lambda f: torch.func.grad(lambda x: (torch.func.grad(f)(x) ** 2).sum()):
-        compiled = torch.compile(lambda x, t=transform: t(f)(x), backend=backend, fullgraph=True)
-        torch.testing.assert_close(compiled(X), transform(reference)(X))
-
-
 # Forward mode: there is no rule for it, which must show ---------------------------------------------------------------
 
 
 def dual_level(f: Callable[..., Tensor]) -> Any:
     with fwAD.dual_level():
         return fwAD.unpack_dual(f(fwAD.make_dual(X, X), X)).tangent
-
-
-def dual_level_second_argument(f: Callable[..., Tensor]) -> Any:
-    with fwAD.dual_level():
-        return fwAD.unpack_dual(f(X, fwAD.make_dual(X, X))).tangent
 
 
 def dual_level_requires_grad(f: Callable[..., Tensor]) -> Any:
@@ -162,19 +88,12 @@ def dual_level_no_grad(f: Callable[..., Tensor]) -> Any:
 
 FORWARD_MODE: dict[str, Callable[[Callable[..., Tensor]], Any]] = {
     "jvp": lambda f: torch.func.jvp(f, (X, X), (X, X))[1],
-    "jvp of one": lambda f: torch.func.jvp(lambda x: f(x, X), (X,), (X,))[1],
     "jvp of the other": lambda f: torch.func.jvp(lambda y: f(X, y), (X,), (X,))[1],
     "jacfwd": lambda f: torch.func.jacfwd(f)(X, X),
     "hessian": lambda f: torch.func.hessian(quintic(f))(X),
-    "jacfwd(grad)": lambda f: torch.func.jacfwd(torch.func.grad(quintic(f)))(X),
-    "jvp(grad)": lambda f: torch.func.jvp(torch.func.grad(quintic(f)), (X,), (X,))[1],
-    "grad(jvp)": lambda f: torch.func.grad(lambda x: torch.func.jvp(quintic(f), (x,), (X,))[1])(X),
-    "jvp(jvp)": lambda f: torch.func.jvp(lambda x: torch.func.jvp(quintic(f), (x,), (X,))[1], (X,), (X,))[1],
-    "jvp(vmap)": lambda f: torch.func.jvp(torch.vmap(f), (X, X), (X, X))[1],
     "vmap(jvp)": lambda f: torch.vmap(lambda x: torch.func.jvp(quintic(f), (x,), (x,))[1])(X[:, None]),
     "linearize": lambda f: torch.func.linearize(lambda x: f(x, X), X)[1](X),
     "dual numbers": dual_level,
-    "dual second argument": dual_level_second_argument,
     "dual that requires grad": dual_level_requires_grad,
     "dual beside a leaf": dual_level_other_requires_grad,
     "dual under no_grad": dual_level_no_grad,
@@ -192,11 +111,6 @@ def test_forward_mode_raises(product: Any, transform: Callable[..., Any]) -> Non
         transform(product)
     assert isinstance(raised.value, UnsupportedError)
     assert raised.value.op == product._qualname
-
-
-def test_forward_mode_raises_without_a_formula_too(double: Any) -> None:
-    with pytest.raises(NotImplementedError, match="forward-mode differentiation"):
-        torch.func.jvp(double, (X,), (X,))
 
 
 def test_forward_mode_raises_for_a_list(combine: Any) -> None:

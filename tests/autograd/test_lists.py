@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, List, Optional, Tuple
+from typing import Any, List, Tuple
 
 import pytest
 import torch
@@ -11,7 +11,6 @@ from helpers.formulas import assert_same_gradients, combine_setup, split_fn, wei
 from helpers.tensors import leaf
 from torch import Tensor
 
-import customops
 from customops import Registry
 from customops.errors import AutogradError
 
@@ -42,11 +41,6 @@ def test_a_list_of_inputs(combine: Any, trailing: bool) -> None:
         assert needed == [(([True, True], False), ([True, True], False))]
 
 
-def test_the_same_tensor_twice_in_a_list(combine: Any) -> None:
-    combine.register_autograd(lambda ctx, grad: [grad * f for f in ctx.factors], setup_context=combine_setup)
-    assert_same_gradients(lambda x: combine([x, x, x]), lambda x: weighted_sum([x, x, x]), torch.rand(2))
-
-
 @pytest.mark.parametrize("returned", [None, (None, None)])
 def test_none_for_a_whole_list(combine: Any, returned: Any) -> None:
     combine.register_autograd(lambda ctx, grad: returned)
@@ -75,99 +69,6 @@ def test_gradients_that_do_not_fit_a_list(
     with pytest.raises(AutogradError, match="does not fit its input") as raised:
         combine([leaf(1.0, 2.0), torch.ones(2)]).sum().backward()
     assert (raised.value.argument, raised.value.expected, raised.value.got) == (argument, expected, got)
-
-
-@pytest.fixture
-def optional_sum(registry: Registry, ns: str) -> Any:
-    """Two lists and a tensor between; formula included."""
-
-    @registry.custom_op(f"{ns}::optional_sum", mutates_args=())
-    def optional_sum(xs: List[Optional[Tensor]], y: Tensor, zs: List[Tensor]) -> Tensor:
-        return weighted_sum(xs) * y + weighted_sum(zs, 3.0)
-
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        xs, y, zs = inputs
-        ctx.lengths = len(xs), len(zs)
-        ctx.present = [x is not None for x in xs]
-        ctx.save_for_backward(weighted_sum(xs), y)
-        ctx.needed = ctx.needs_input_grad
-
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        total, y = ctx.saved_tensors
-        assert ctx.needed == ctx.needs_input_grad
-        assert [len(ctx.needed[0]), len(ctx.needed[2])] == list(ctx.lengths)
-        xs = [grad * y * 2 * (i + 1) if present else None for i, present in enumerate(ctx.present)]
-        return xs, grad * total, [grad * 3 * (i + 1) for i in range(ctx.lengths[1])]
-
-    optional_sum.register_fake(lambda xs, y, zs: torch.empty_like(y))
-    optional_sum.register_autograd(backward, setup_context=setup_context)
-    return optional_sum
-
-
-LISTS: list[Callable[..., tuple[Any, Any]]] = [
-    lambda a, b: ([a, b], [a]),
-    lambda a, b: ([None, a], [b, b]),
-    lambda a, b: ([None, None], [a, b]),
-    lambda a, b: ([], [a, b]),
-    lambda a, b: ([a, None, b], []),
-    lambda a, b: ([], []),
-    lambda a, b: ([None], []),
-]
-
-
-@pytest.mark.compile
-@pytest.mark.parametrize("lists", LISTS)
-def test_empty_lists_and_lists_with_none(optional_sum: Any, lists: Callable[..., tuple[Any, Any]]) -> None:
-    def reference(a: Tensor, y: Tensor, b: Tensor) -> Tensor:
-        xs, zs = lists(a, b)
-        return weighted_sum(xs) * y + weighted_sum(zs, 3.0) + 0 * (a + b)
-
-    def ours(a: Tensor, y: Tensor, b: Tensor) -> Tensor:
-        xs, zs = lists(a, b)
-        return optional_sum(xs, y, zs) + 0 * (a + b)
-
-    inputs = torch.rand(2), torch.rand(2), torch.rand(2)
-    assert torch.allclose(ours(*inputs), reference(*inputs))
-    assert_same_gradients(ours, reference, *inputs)
-    assert_same_gradients(torch.compile(ours, backend="aot_eager", fullgraph=True), reference, *inputs)
-    wanted = torch.func.grad(lambda *inputs: reference(*inputs).sum(), argnums=(0, 1, 2))(*inputs)
-    got = torch.func.grad(lambda *inputs: ours(*inputs).sum(), argnums=(0, 1, 2))(*inputs)
-    for a, b in zip(got, wanted, strict=True):
-        assert torch.allclose(a, b)
-
-
-@pytest.mark.compile
-@pytest.mark.parametrize("hint", [Optional[List[Tensor]], Optional[List[Optional[Tensor]]]])
-@pytest.mark.parametrize("ys", [lambda a, b: None, lambda a, b: [], lambda a, b: [a, b], lambda a, b: (b,)])
-def test_optional_lists(registry: Registry, ns: str, hint: Any, ys: Callable[..., Any]) -> None:
-    def total(x: Tensor, ys: Any = None) -> Tensor:
-        return x * (1 if ys is None else 2) + sum(ys or ())
-
-    total.__annotations__["ys"] = hint
-
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        return grad * (1 if ctx.n is None else 2), None if ctx.n is None else [grad] * ctx.n
-
-    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
-        ctx.n = None if inputs[1] is None else len(inputs[1])
-
-    op = registry.custom_op(f"{ns}::total", total, mutates_args=())
-    op.register_fake(lambda x, ys: torch.empty_like(x))
-    op.register_autograd(backward, setup_context=setup_context)
-    inputs = torch.rand(2), torch.rand(2), torch.rand(2)
-
-    def reference(x: Tensor, a: Tensor, b: Tensor) -> Tensor:
-        return total(x, ys(a, b)) + 0 * (a + b)
-
-    def ours(x: Tensor, a: Tensor, b: Tensor) -> Tensor:
-        return op(x, ys(a, b)) + 0 * (a + b)
-
-    assert_same_gradients(ours, reference, *inputs)
-    assert_same_gradients(torch.compile(ours, fullgraph=True), reference, *inputs)
-    assert set(customops.opcheck(op, (leaf(1.0, 2.0), ys(leaf(1.0, 3.0), torch.rand(2)))).values()) == {"SUCCESS"}
-    op.register_autocast("cpu", torch.bfloat16)
-    with torch.autocast("cpu", torch.bfloat16):
-        assert op(inputs[0], ys(*inputs[1:])).dtype == torch.bfloat16
 
 
 @pytest.mark.parity(55)

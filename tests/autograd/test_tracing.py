@@ -8,7 +8,7 @@ from typing import Any, List, Optional
 import pytest
 import torch
 import torch.autograd.forward_ad as fwAD
-from helpers.formulas import Recorder, X, assert_same_gradients, combine_setup, plain, weighted_sum
+from helpers.formulas import X, assert_same_gradients, plain
 from helpers.tensors import leaf
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -49,107 +49,7 @@ def test_compiled_training(product: Any, backend: str, dynamic: bool) -> None:
         assert_same_gradients(forward, lambda x, w: (plain(plain(x, w), w) - 1).pow(2), x, weight)
 
 
-@pytest.mark.compile
-def test_inductor(product: Any, ns: str) -> None:
-    class Model(torch.nn.Module):
-        def __init__(self, f: Callable[..., Tensor]) -> None:
-            super().__init__()
-            self.f = f
-            self.linear = torch.nn.Linear(3, 3)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.f(torch.relu(self.linear(x)), x).sin()
-
-    ours, reference = Model(product), Model(plain)
-    reference.load_state_dict(ours.state_dict())
-    compiled = torch.compile(ours, fullgraph=True)
-    x = torch.rand(5, 3)
-    for model in compiled, reference:
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        for _ in range(3):
-            optimizer.zero_grad()
-            model(x).pow(2).sum().backward()
-            optimizer.step()
-    for got, wanted in zip(ours.parameters(), reference.parameters(), strict=True):
-        assert torch.allclose(got, wanted, atol=1e-6)
-
-
-@pytest.mark.compile
-def test_export_keeps_the_op_and_its_gradient(product: Any, ns: str) -> None:
-    class Model(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = torch.nn.Parameter(torch.rand(3))
-
-        def forward(self, x: Tensor) -> Tensor:
-            return product(x, self.weight) * 2
-
-    model = Model()
-    x = torch.rand(3)
-    program = torch.export.export(model, (x,))
-    assert next(n.target for n in program.graph.nodes if n.op == "call_function") is product._opoverload
-    exported = program.module()
-    assert torch.allclose(exported(x), plain(x, model.weight) * 2)
-    exported(x).sum().backward()
-    (gradient,) = [p.grad for p in exported.parameters()]
-    assert torch.allclose(gradient, 2 * x * x)
-
-
-@pytest.mark.compile
-def test_registering_again_reaches_compiled_functions_after_a_reset(product: Any) -> None:
-    compiled = torch.compile(lambda x: product(x, x), backend="aot_eager", fullgraph=True)
-    assert_same_gradients(compiled, lambda x: plain(x, x), X)
-    product.register_autograd(lambda ctx, grad: (grad * 3, grad * 2))
-    torch._dynamo.reset()
-    assert_same_gradients(compiled, lambda x: 5 * x, X)
-
-
 # Subclasses and modes -------------------------------------------------------------------------------------------------
-
-
-class Wrapper(Tensor):
-    """Holds a tensor, and passes everything on to it."""
-
-    ops: list[Any] = []  # noqa: RUF012
-
-    @staticmethod
-    def __new__(cls, inner: Tensor) -> Any:
-        return Tensor._make_wrapper_subclass(
-            cls, inner.shape, strides=inner.stride(), dtype=inner.dtype, requires_grad=inner.requires_grad
-        )
-
-    def __init__(self, inner: Tensor) -> None:
-        self.inner = inner
-
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
-        return f"Wrapper({self.inner})"
-
-    @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        cls.ops.append(func)
-        args, kwargs = torch.utils._pytree.tree_map_only(Wrapper, lambda w: w.inner, (args, kwargs or {}))
-        return torch.utils._pytree.tree_map_only(Tensor, Wrapper, func(*args, **kwargs))
-
-
-def test_a_dispatch_mode(product: Any) -> None:
-    with Recorder() as recorder:
-        assert_same_gradients(lambda x, y: product(x, y) * 2, lambda x, y: plain(x, y) * 2, X, X + 1)
-    assert recorder.ops.count(product._opoverload) == 1
-
-
-def test_a_tensor_subclass(product: Any, combine: Any) -> None:
-    combine.register_autograd(lambda ctx, grad: [grad * f for f in ctx.factors], setup_context=combine_setup)
-    Wrapper.ops.clear()
-    x = Wrapper(X[:2].clone()).requires_grad_()
-    y = combine([product(x, x * 2), x])
-    assert isinstance(y, Wrapper)
-    (y * 3).sum().backward()
-    assert isinstance(x.grad, Wrapper)
-    reference = X[:2].clone().requires_grad_()
-    (weighted_sum([plain(reference, reference * 2), reference]) * 3).sum().backward()
-    assert reference.grad is not None
-    assert torch.allclose(x.grad.inner, reference.grad)
-    assert [Wrapper.ops.count(op._opoverload) for op in (product, combine)] == [1, 1]
 
 
 def test_a_subclass_through_torch_function_alone(product: Any) -> None:
@@ -163,13 +63,6 @@ def test_a_subclass_through_torch_function_alone(product: Any) -> None:
     reference = X.clone().requires_grad_()
     plain(reference, reference).sum().backward()
     assert torch.equal(torch.Tensor(x.grad), reference.grad)
-
-
-def test_parameters(product: Any) -> None:
-    weight = torch.nn.Parameter(X.clone())
-    product(weight, X).sum().backward()
-    assert weight.grad is not None
-    assert torch.allclose(weight.grad, 2 * X * X)
 
 
 @pytest.mark.parametrize("gaps", [(None, "x"), ("x", None), (None, "x", None)])
