@@ -16,12 +16,14 @@ from typing import Any
 
 import torch
 
+from customops import _torch
 from customops.checks._inputs import tensors_in
 from customops.checks._outcome import require
 from customops.checks._runs import Group, Results, attempt, difference, groups_of, steady_results, words_of
 from customops.checks._trial import Trial
 from customops.checks._variants import other_scales
 from customops.checks.inputs.constants import constants_of
+from customops.checks.inputs.parts import is_integer
 from customops.errors import CheckError
 
 _SIZES = (5, 8, 17, 64, 130, 256)
@@ -39,12 +41,22 @@ def check(trial: Trial) -> None:
     expected = steady_results(trial)
     wide = trial.in_float64()
     trial = wide if attempt(wide) is not None else trial
-    groups = itertools.islice(groups_of(trial), _MOST_GROUPS)
+    groups = itertools.islice((g for g in groups_of(trial) if not _is_limited(trial, g)), _MOST_GROUPS)
     found = [(group, dims) for group in groups if (dims := _learnt(trial, group)) is not None]
     require(found, "no dimension of the inputs is without order")
     for group, dims in found:
         if (fault := _judge(trial, group, dims, expected)) is not None and _is_believed(trial, group):
             raise fault
+
+
+def _is_limited(trial: Trial, group: Group) -> bool:
+    """Return whether other integers may say which elements count. Where all of them count, there may be no order."""
+    integers = [tensor for tensor in trial.distinct if is_integer(tensor)]
+    inside = {id(trial.distinct[i]) for i, _ in group}
+    if integers and (len(integers) < len(trial.distinct) or not {id(tensor) for tensor in integers} <= inside):
+        return True
+    size = trial.distinct[group[0][0]].shape[group[0][1]]
+    return any(type(n) is int and n == size for n in _torch.trees.tree_leaves(list(trial.arguments.values())))
 
 
 def _judge(trial: Trial, group: Group, dims: _Dims, expected: Results) -> CheckError | None:

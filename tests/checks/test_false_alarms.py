@@ -234,6 +234,27 @@ def test_a_law_of_nearly_equal_numbers_is_none(registry: Registry, ns: str) -> N
     assert run_check("test_symmetries", spread, (x,)).status != "failed"
 
 
+def test_lengths_say_how_many_elements_count(registry: Registry, ns: str) -> None:
+    @registry.custom_op(f"{ns}::sums", mutates_args=(), differentiable=False)
+    def sums(x: Tensor, lengths: Tensor, most: int = 4) -> Tensor:
+        inside = torch.arange(x.shape[1]) < lengths[:, None].clamp(max=most)
+        return x.where(inside, 0.0).sum(1)
+
+    for lengths in (torch.tensor([4, 4]), torch.tensor([100, 100])):
+        assert run_check("test_permutations", sums, (torch.rand(2, 4), lengths)).status != "failed"
+
+
+def test_indices_say_which_rows_count(registry: Registry, ns: str) -> None:
+    """A sample that names all of three points depends on each; of a thousand points the same indices name three."""
+
+    @registry.custom_op(f"{ns}::corners", mutates_args=(), differentiable=False)
+    def corners(points: Tensor, triangles: Tensor) -> Tensor:
+        return points[triangles.long()].sum((0, 1))
+
+    triangles = torch.tensor([[2, 1, 0]], dtype=torch.int32)
+    assert run_check("test_permutations", corners, (torch.rand(3, 3), triangles)).status != "failed"
+
+
 def test_the_last_of_many_is_as_the_first(registry: Registry, ns: str) -> None:
     """A result may depend on the first since it is large, and not on the last, as it is small."""
 
