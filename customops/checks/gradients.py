@@ -147,8 +147,12 @@ class _Comparison(Differences):
         return "the operator is not smooth around these inputs, or too steep"
 
     def _look_for_nan(self) -> None:
-        """Is a gradient NaN in an element along which finite differences find a slope?"""
-        if self.function.trial.reference is not None:  # it may have such gradients, too
+        """Is a gradient NaN in an element along which finite differences find a slope?
+
+        Plain functions have such gradients, too, for numbers such as a scale of zero.
+        """
+        trial = self.function.trial
+        if trial.reference is not None or any(isinstance(n, float) and n == 0 for n in trial.arguments.values()):
             return
         try:
             _, gradients = self.gradients_at(self.point)
@@ -187,7 +191,9 @@ class _Comparison(Differences):
 
     def _compare_common_shift(self, point: Tensors) -> None:
         """Where the function has kinks, ties perhaps, it may be smooth if all elements change alike."""
-        ones = [torch.full_like(x, max(self.scales)) for x in point]
+        # By the size of most of them: what is smooth beside small numbers need not be so for steps of the largest.
+        size = max((float(x.abs().median()) for x in point if x.numel()), default=0.0) or max(self.scales)
+        ones = [torch.full_like(x, size) for x in point]
         direction = [u if i in self.wanted else torch.zeros_like(u) for i, u in enumerate(ones)]
         if self._verdict(point, direction) != "differs":
             return
@@ -256,6 +262,8 @@ class _Comparison(Differences):
                 return "the operator is a step function, with a gradient that its author chose"
         if gradient is not None and self._is_passed_on(i, k, point, cotangents, gradient):
             return "the operator rounds most elements, and passes the gradient on, which its author chose"
+        if gradient is not None and self._is_steep(i, k, point, cotangents, gradient):
+            return "the operator is too steep around these inputs"
         if gradient is not None and self._is_unstable(i, point, cotangents, gradient):
             return _UNSTABLE
         if not self._is_linear(point, i, k):
@@ -301,6 +309,31 @@ class _Comparison(Differences):
             with contextlib.suppress(Exception):  # refused, so nothing is known of what is there
                 same += torch.equal(self.function(moved)[k], here)
         return same >= 0.6 * len(numbers)
+
+    def _is_steep(self, i: int, k: int, point: Tensors, cotangents: Gradients, gradient: torch.Tensor) -> bool:
+        """Is a slope what a large gradient says, for a change as small as that asks for?
+
+        As of ``x / (x + 1e-20)`` at zero, of which finite differences see nothing. The largest element changes, or, for
+        where elements tie, all change alike.
+        """
+        given, here = cotangents[k], self.function(point)[k]
+        if given is None or not gradient.numel() or gradient.is_complex() or not here.numel():
+            return False
+        size = float((given * here).abs().sum()) or 1.0
+        alone = torch.zeros_like(gradient).reshape(-1)
+        alone[int(gradient.abs().argmax())] = 1
+        for direction in (alone.reshape(gradient.shape), torch.ones_like(gradient)):
+            slope = float((gradient * direction).sum())
+            if not math.isfinite(slope) or abs(slope) * self.steps[-1] * self.scales[i] < 1e3 * size:
+                continue
+            for step in (1e-3 * size / slope, -1e-3 * size / slope):
+                moved = [x + step * direction if j == i else x for j, x in enumerate(point)]
+                with contextlib.suppress(Exception):  # refused, so nothing is known of what is there
+                    there = self.function(moved)[k]
+                    found = float((given * (there - here)).sum()) / step
+                    if math.isclose(found, slope, rel_tol=0.1):
+                        return True
+        return False
 
     def _is_unstable(self, i: int, point: Tensors, cotangents: Gradients, gradient: torch.Tensor) -> bool:
         """Does a change of the last digits change the gradient as a whole, as for a matrix that is nearly singular?"""

@@ -644,3 +644,21 @@ def test_a_gradient_that_the_last_digits_decide(registry: Registry, ns: str) -> 
         factor = torch.randn(size, size, generator=numbers, dtype=torch.float64, requires_grad=True)
         x = torch.randn(size, generator=numbers, dtype=torch.float64, requires_grad=True)
         assert run_check("test_gradients", update, (factor, x)).status == status
+
+
+def test_a_common_step_is_as_small_as_most_elements(registry: Registry, ns: str) -> None:
+    """Steps that go by a million are longer than the period."""
+
+    def sincos(x: Tensor) -> tuple[Tensor, Tensor]:
+        angle = math.pi * x.fmod(2.0)
+        return torch.sin(angle), torch.cos(angle)
+
+    op = registry.custom_op(f"{ns}::sincos", sincos, mutates_args=())
+
+    def backward(ctx: Any, of_sin: Tensor, of_cos: Tensor) -> Tensor:
+        sin, cos = op(ctx.x)
+        return math.pi * (of_sin * cos - of_cos * sin)
+
+    op.register_autograd(backward, setup_context=lambda ctx, inputs, output: setattr(ctx, "x", inputs[0]))
+    x = torch.tensor([0.5, 1.0, -1.5, 1e6], dtype=torch.float64, requires_grad=True)
+    assert run_check("test_gradients", op, (x,)).status != "failed"
