@@ -56,9 +56,9 @@ def check(trial: Trial) -> None:
 
 def _compare(calls: int, seconds: float, *expected: tuple[Trial, Results]) -> None:
     patience = max(_PATIENCE, 10 * (_IN_TURN + calls) * seconds)
-    turns, barrier = _Turns(_WAIT + _IN_TURN * seconds), threading.Barrier(len(expected), timeout=patience)
+    turns, barrier = _Turns(_WAIT + _IN_TURN * seconds, patience), threading.Barrier(len(expected), timeout=patience)
     workers = [_Worker(number, *each, calls, turns) for number, each in enumerate(expected)]
-    threads = [threading.Thread(target=worker.run, args=(barrier, patience), daemon=True) for worker in workers]
+    threads = [threading.Thread(target=worker.run, args=(barrier,), daemon=True) for worker in workers]
     dtype, interval, collects = torch.get_default_dtype(), sys.getswitchinterval(), gc.isenabled()
     sys.setswitchinterval(1e-6)
     gc.disable()  # a finalizer in the user's code would add steps
@@ -103,17 +103,17 @@ def _compare(calls: int, seconds: float, *expected: tuple[Trial, Results]) -> No
 class _Turns:
     """Lets one of two threads run at a time. At steps of its code it may hand over to the other, as a seed decides."""
 
-    def __init__(self, wait: float) -> None:
-        self._wait = wait
+    def __init__(self, wait: float, patience: float) -> None:
+        self._wait, self._patience = wait, patience
         self._random = random.Random(0)
         self._moved = threading.Condition()
         self._whose = self._steps = 0
         self._is_away = [False, False]  #: Does a thread wait for a lock, or make no more steps?
 
-    def begin(self, number: int, patience: float) -> None:
-        """Wait for the first turn. This is no step: which of the threads comes first is chance."""
+    def begin(self, number: int) -> None:
+        """Wait for the first turn. The wait does not count as a step, because either thread may arrive first."""
         with self._moved:
-            self._moved.wait_for(lambda: self._whose == number, patience)
+            self._moved.wait_for(lambda: self._whose == number, self._patience)
 
     def step(self, number: int) -> None:
         """Go on, or hand over and wait until the other thread does."""
@@ -157,11 +157,11 @@ class _Worker:
         self.is_stuck = False
         self.is_interpreted = False  # by Triton's interpreter, which other threads do not wait for
 
-    def run(self, barrier: threading.Barrier, patience: float) -> None:
+    def run(self, barrier: threading.Barrier) -> None:
         results: list[Results] = []
         try:
             barrier.wait()
-            with self._in_turn(patience):
+            with self._in_turn():
                 results += [self._results(call) for call in self.calls[:_IN_TURN]]
             for call in self.calls[_IN_TURN:]:
                 barrier.wait()  # else the first may have ended before the other begins
@@ -179,9 +179,9 @@ class _Worker:
         return results_in(call, call.op(*call.args, **call.kwargs))
 
     @contextlib.contextmanager
-    def _in_turn(self, patience: float) -> Iterator[None]:
+    def _in_turn(self) -> Iterator[None]:
         """Within the block this thread makes steps: at lines of the user's code, and after what these call of C."""
-        self.turns.begin(self.number, patience)
+        self.turns.begin(self.number)
         sys.settrace(self._trace)  # of this thread
         sys.setprofile(self._profile)
         try:

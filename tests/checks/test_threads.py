@@ -67,13 +67,13 @@ def test_turns_are_the_same_each_time(op: Finds, monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("late", [0, 1])
 def test_turns_do_not_depend_on_which_thread_comes_first(late: int) -> None:
-    turns = threads._Turns(60.0)
+    turns = threads._Turns(60.0, 60.0)
     order: list[int] = []
 
     def run(number: int) -> None:
         if number == late:
             time.sleep(0.05)
-        turns.begin(number, 60.0)
+        turns.begin(number)
         for _ in range(40):
             order.append(number)
             turns.step(number)
