@@ -43,8 +43,7 @@ def check(trial: Trial) -> None:
     require(not is_about_storages(trial), "the operator works on storages, not on the elements of tensors")
     is_sample, trial = trial.is_sample, trial.detached()
     with torch.no_grad():
-        if can_surround(trial):
-            _judge_surroundings(trial)
+        is_surrounded = can_surround(trial) and _judge_surroundings(trial)
         if trial.is_builtin:  # torch's own schemas are its own matter
             return
         calls = []
@@ -55,6 +54,8 @@ def check(trial: Trial) -> None:
         # An input without elements may leave nothing to write.
         if is_sample and len(calls) > 3 and all(tensor.numel() for tensor in trial.tensors):
             _judge_unwritten(trial, calls)
+    declares = any(argument.alias is not None for argument in trial.schema.arguments)
+    require(is_surrounded or declares, "inputs that share memory or are expanded cannot be moved into larger storages")
 
 
 def _judge_unwritten(trial: Trial, calls: list[list[_State]]) -> None:
@@ -93,7 +94,8 @@ def _is_written_at_other_sizes(trial: Trial, label: str) -> bool:
     return False
 
 
-def _judge_surroundings(trial: Trial) -> None:
+def _judge_surroundings(trial: Trial) -> bool:
+    """Raise CheckError for an access outside of the tensors. Return whether the operator takes tensors amid others."""
     kept = []  # so that memory an operator does not initialise is not what was around the input of another run
     results = []
     for byte in (0xFF, 0x3C, 0xFF, 0x3C):  # NaN, or -1; and a number
@@ -101,7 +103,7 @@ def _judge_surroundings(trial: Trial) -> None:
         try:
             outputs = call(inside)
         except Exception:
-            return  # it does not take a tensor that does not start its storage
+            return False  # it does not take a tensor that does not start its storage
         name = written_outside()
         if name is not None:
             raise _error(
@@ -123,6 +125,7 @@ def _judge_surroundings(trial: Trial) -> None:
             fix="go by the sizes, the strides and the storage offset of each tensor, or call contiguous() on it first; "
             "do not read past its end",
         )
+    return True
 
 
 def _writing_calls(trial: Trial) -> Iterator[tuple[Trial, list[_State], list[Any]]]:

@@ -168,3 +168,16 @@ def test_nothing_to_try() -> None:
         writes.check(Trial(aten.as_strided.default, (torch.randn(4), (2,), (1,))))
     with pytest.raises(NotExercised, match="no input"):
         writes.check(Trial(aten.clone.default, (torch.randn(0),)))
+
+
+def test_inputs_that_cannot_be_surrounded(registry: Registry, ns: str) -> None:
+    """Without a declared write, nothing is left to try for inputs that share memory."""
+
+    @registry.custom_op(f"{ns}::add", mutates_args=())
+    def add(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return x + y
+
+    memory = torch.rand(4)
+    writes.check(Trial(add._opoverload, (memory[:3].clone(), memory[1:].clone())))
+    with pytest.raises(NotExercised, match="share memory or are expanded"):
+        writes.check(Trial(add._opoverload, (memory[:3], memory[1:])))
