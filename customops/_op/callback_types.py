@@ -22,7 +22,7 @@ R_contra = TypeVar("R_contra", contravariant=True)
 R_co = TypeVar("R_co", covariant=True)
 F = TypeVar("F", bound=Callable[..., Any])
 
-#: What may be returned for one another: a list for a tuple, a dict for a TypedDict, a number that is not known yet.
+#: Results that stand for others: a list for a tuple, a dict for a TypedDict, a symbolic number for a number.
 Items = list[Any] | tuple[Any, ...] | Mapping[str, Any]
 Number = float | torch.SymInt | torch.SymFloat | torch.SymBool
 

@@ -1,4 +1,4 @@
-"""What `custom_op` is given, and the `OpSpec` that it makes of it."""
+"""The options of `custom_op`, and the `OpSpec` that they give."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from customops._schema.tags import Tags, check_tags, tags_of
 from customops._torch.library import Library
 from customops.errors import DefinitionError, SchemaError, brief, check_choice
 
-#: What `custom_op` does where an op of the name exists.
+#: The policy of `custom_op` for a name that has an op.
 OnConflict = Literal["replace", "error", "reuse", "skip"]
 
 
@@ -48,7 +48,7 @@ class OpOptions:
 
     @classmethod
     def read(cls, given: Mapping[str, Any], op: str) -> OpOptions:
-        """The options that were given, names of arguments as tuples.
+        """Return the given options, with names of arguments as tuples.
 
         What needs the function is validated by `spec_of`, and by `check_spec` right before the definition.
         """
@@ -97,7 +97,7 @@ class DefinitionOptions(TypedDict, total=False):
 
 
 def spec_of(name: Name, fn: Fn, given: OpOptions) -> OpSpec:
-    """What an op is that is defined by a function and options."""
+    """Return the definition of an op from a function and options."""
     op = name.qualname
     mutates_args: Any = given.mutates_args
     nondiff_args: Any = given.nondiff_args

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 __tracebackhide__ = True  # pytest leaves the frames out
 
-#: What other interfaces call a method -> what it is here.
+#: The name of a method in other interfaces -> its name here.
 _OTHER_NAMES = {
     "impl": "register_kernel",
     "impl_abstract": "register_fake",
@@ -93,11 +93,11 @@ class CustomOpDef(Register[P, R]):
     _entry: Fn
     #: Whether arguments may go to kernels without a conversion: see `_look_for_observers`.
     _takes_objects: bool = False
-    #: In that case, a function that passes by position what was passed by keyword.
+    #: Used if `_takes_objects`: passes arguments by position that a call gives by keyword.
     _by_position: Callable[[tuple[Any, ...], dict[str, Any]], Any] | None = None
     #: The options of the last `_choose_call`.
     _called_as: Options | None = None
-    #: For an op whose scope has ended: the op that is restored in its place, if any.
+    #: After the scope of the op has ended: the op that replaces it, if any.
     _instead: tuple[CustomOpDef[Any, Any] | None, ...] = ()
 
     def __init__(self, owner: Ops, name: Name, fn: Fn | None = None) -> None:
@@ -244,11 +244,11 @@ class CustomOpDef(Register[P, R]):
         lowered: tuple[tuple[Any, ...], dict[str, Any]] = self._lowering.lower(*args, **kwargs)
         return lowered
 
-    # What is registered -------------------------------------------------------------------------------------------
+    # Parts that were registered ------------------------------------------------------------------------------------
 
     @property
     def reference(self) -> Fn | None:
-        """The plain function that was registered as the reference; None if there is none."""
+        """The plain function that was registered as the reference, or None."""
         found = self._rules.reference
         return None if found is None else found.plain
 
