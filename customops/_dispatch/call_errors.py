@@ -20,6 +20,9 @@ _WRONG_VALUE = re.compile(
     r".*Expected a value of type '(.+)' for argument '(\w+)' but instead found type '(.+)'\.\n.*\nValue: (.*)"
 )
 
+#: A part of the message of DTensor for an op without a rule.
+_NO_SHARDING = "does not have a sharding strategy"
+
 
 def explain(
     error: RuntimeError,
@@ -33,6 +36,8 @@ def explain(
     text = str(error)
     if text.startswith(f"Could not run '{name.qualname}' with arguments from the "):
         raise no_kernel(name.qualname, text.split("'")[3]) from None
+    if isinstance(error, NotImplementedError) and _NO_SHARDING in text and f"{name.namespace}.{name.name}." in text:
+        raise no_sharding(name.qualname, schema) from None
     if not text.startswith((f"{name.qualname}() ", "Unknown keyword argument ")):
         return
     wrong = _WRONG_VALUE.match(text)
@@ -107,6 +112,20 @@ def no_kernel(op: str, backend: str) -> UnsupportedError:
         op=op,
         expected=f"tensors on {' or '.join(present)}" if present else "some kernel",
         fix=register + (f', or move the tensors to "{present[0]}"' if present else ""),
+    )
+
+
+def no_sharding(op: str, schema: Schema) -> UnsupportedError:
+    """Return the error for DTensors. It shows the rule of an elementwise op."""
+    names = ", ".join(argument.name for argument in schema.arguments)
+    first = next(argument.name for argument in schema.arguments if argument.holds_tensors)
+    results, tensors = (", ".join(["Shard(i)"] * len(of)) for of in (schema.returns, schema.tensors))
+    rule = f"lambda {names}: [([{results}], [{tensors}]) for i in range({first}.ndim)]"
+    return UnsupportedError(
+        "a call with a DTensor: the op has no sharding rule",
+        op=op,
+        expected="a rule that lists which placements of the results belong to which placements of the arguments",
+        fix=f"op.register_sharding(rule); for an elementwise op: op.register_sharding({rule})",
     )
 
 

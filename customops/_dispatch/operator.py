@@ -289,6 +289,10 @@ class OperatorHandle:
             raise
         return undo
 
+    def impl_named(self, cls: str, fn: Callable[..., Any]) -> Undo:
+        """Install `fn` as the rule of a dispatch mode or tensor subclass that is given by ``module.name``."""
+        return _torch.library.enter_named_rule(self.qualname, cls, fn)
+
     def impl_effect(self, effect: Any) -> Undo:
         """Tell torch which side effect calls of the op have."""
         library, undo = self._library(own_library=True)

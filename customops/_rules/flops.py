@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,6 +17,32 @@ from customops._rules.reference import Reference
 from customops.errors import KernelError, brief
 
 log = logging.getLogger("customops")
+
+
+#: The mode of `torch.utils.flop_counter.FlopCounterMode`.
+COUNTER = "torch.utils.flop_counter._FlopCounterMode"
+
+
+def counted_by(flops: Callable[[tuple[Any, ...], dict[str, Any]], int | None]) -> Callable[..., Any]:
+    """Return the rule for `COUNTER`: a call adds ``flops(args, kwargs)``, unless the counter has a formula for the op.
+
+    torch counts a custom operator without a formula as 0, and does not mention it (pytorch/pytorch#131041).
+    """
+
+    def formula(*args: Any, out_val: Any = None, **kwargs: Any) -> int:
+        return flops(args, kwargs) or 0
+
+    def rule(mode: Any, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        formulas, packet = mode.counter.flop_registry, func.overloadpacket
+        if packet in formulas:
+            return mode.__torch_dispatch__(func, types, args, kwargs)
+        formulas[packet] = formula
+        try:
+            return mode.__torch_dispatch__(func, types, args, kwargs)
+        finally:
+            del formulas[packet]
+
+    return rule
 
 
 class FlopsRule(Rule[None, Fn]):
@@ -55,7 +82,7 @@ class FlopsRule(Rule[None, Fn]):
                 if not _torch.fakes.needs_data(error):
                     raise
                 why = f"the reference needs data: {str(error).splitlines()[0]}"
-        if not self._warned:
+        if self.operator.has_own_rules and not self._warned:
             self._warned = True
             text = "%s: its floating-point operations are not known, and are not counted: %s; op.register_flops(fn)"
             log.warning(text, op, why)

@@ -24,7 +24,6 @@ from customops._dispatch.rule import Rule
 from customops._places import where
 from customops._schema.defaults import filler
 from customops._schema.infer import is_part
-from customops._schema.model import Schema
 from customops.errors import ArgumentError, KernelError, UnsupportedError, brief, did_you_mean
 
 __tracebackhide__ = True  # pytest leaves the frames out
@@ -235,7 +234,7 @@ class ShardingRule(Rule[None, FunctionRule]):
 
     def _install(self, _: None, own_library: bool) -> Undo:
         self._decisions.clear()
-        undo = _torch.distributed.enter(self.operator.overload, _torch.dynamo.outside_dynamo(_handler(self)))
+        undo = self.operator.impl_named(_torch.distributed.DTENSOR, _torch.dynamo.outside_dynamo(_rule(self)))
         self.operator.on_removal.append(undo)
         return undo
 
@@ -368,11 +367,11 @@ class ShardingRule(Rule[None, FunctionRule]):
         return _torch.distributed.aliasing(overload, args, kwargs, result) if schema.is_view else result
 
 
-def _handler(rule: ShardingRule) -> Any:
-    def handler(overload: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return rule.call(args, kwargs)
+def _rule(sharding: ShardingRule) -> Any:
+    def rule(cls: Any, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        return sharding.call(args, kwargs or {})
 
-    return handler
+    return rule
 
 
 def key_of(value: Any) -> Any:
@@ -428,27 +427,3 @@ def _nothing(spec: Any) -> Any:
     if spec is None or isinstance(spec, str):
         return None
     return torch.empty((0,) * bool(spec.shape), dtype=spec.tensor_meta.dtype)
-
-
-def missing(qualname: str) -> Exception | None:
-    """Return the error for a call with DTensors of an op of ours that has no sharding rule, or None for other ops."""
-    op: Any = _torch.library.torch_op_of(qualname)
-    if not hasattr(op, "_definition"):
-        return None
-    return UnsupportedError(
-        "a call with a DTensor: the op has no sharding rule",
-        op=qualname,
-        expected="a rule that lists which placements of the results belong to which placements of the arguments",
-        fix=f"op.register_sharding(rule); for an elementwise op: {_elementwise(op._definition.schema)}",
-    )
-
-
-def _elementwise(schema: Schema) -> str:
-    """Return the call that registers the rule of an op that computes each element from the elements at its place."""
-    names = ", ".join(argument.name for argument in schema.arguments)
-    first = next(argument.name for argument in schema.arguments if argument.holds_tensors)
-    results, tensors = (", ".join(["Shard(i)"] * len(of)) for of in (schema.returns, schema.tensors))
-    return f"op.register_sharding(lambda {names}: [([{results}], [{tensors}]) for i in range({first}.ndim)])"
-
-
-_torch.hooks.missing_sharding = missing

@@ -1,4 +1,4 @@
-"""DTensor: what it calls for an op, its specs, redistribution, and ranks that are simulated in one process.
+"""DTensor: its specs, redistribution, and ranks that are simulated in one process.
 
 ``torch.distributed.tensor`` is loaded by the program that uses it; nothing here loads it for a program that does not.
 """
@@ -19,19 +19,13 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from customops._torch import hooks
-from customops.errors import CustomOpsError
-
 _C: Any = torch._C
 
 __tracebackhide__ = True  # pytest leaves the frames out
 
 #: Without: ops have no sharding rules
-#: ``handler(overload, args, kwargs)`` is called, in the place of DTensor's own code, for calls with a DTensor.
-Handler = Callable[[OpOverload, tuple[Any, ...], dict[str, Any]], Any]
-
-#: The handlers of ops, entered into DTensor's table when that is loaded.
-_handlers: dict[OpOverload, Handler] = {}
+#: The class of DTensor, for a rule of an op.
+DTENSOR = "torch.distributed.tensor.DTensor"
 
 
 def is_loaded() -> bool:
@@ -89,46 +83,6 @@ def _chunks(tensor: torch.Tensor, dim: int, count: int) -> list[torch.Tensor]:
 def _dispatcher() -> Any:
     module: Any = importlib.import_module("torch.distributed.tensor")
     return module.DTensor._op_dispatcher
-
-
-def enter(overload: OpOverload, handler: Handler) -> Callable[[], None]:
-    """Let DTensor call `handler` for an op; what is returned takes it away again."""
-    _handlers[overload] = handler
-    if is_loaded():
-        _dispatcher()._custom_op_handlers[overload] = handler
-
-    def leave() -> None:
-        if _handlers.get(overload) is handler:
-            del _handlers[overload]
-            if is_loaded():
-                _dispatcher()._custom_op_handlers.pop(overload, None)
-
-    return leave
-
-
-def enter_handlers(module: Any) -> None:
-    """DTensor was loaded. The rules that were registered before are entered."""
-    _dispatcher()._custom_op_handlers.update(_handlers)
-
-
-def explain_missing(module: Any) -> None:
-    """Let a call of an op that has no rule raise an error that says how to give it one."""
-    cls, name = module.OpDispatcher, "_propagate_op_sharding_dispatch_slow_path"
-    propagate: Callable[..., Any] | None = getattr(cls, name, None)
-    if propagate is None:
-        return
-
-    @functools.wraps(propagate)
-    def propagate_or_explain(self: Any, op_call: Any, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return propagate(self, op_call, *args, **kwargs)
-        except NotImplementedError as error:
-            better = hooks.missing_sharding(op_call.name()) if not isinstance(error, CustomOpsError) else None
-            if better is None:
-                raise
-        raise better
-
-    setattr(cls, name, propagate_or_explain)
 
 
 def sharding_of(overload: OpOverload) -> Callable[..., Any] | None:

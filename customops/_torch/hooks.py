@@ -19,5 +19,3 @@ may_be_direct: Callable[[str, str, tuple[Any, ...], dict[str, Any]], bool]
 direct_call: Callable[..., Callable[..., Any]]
 #: ``kernel_for(qualname, args, kwargs)``: the name of the kernel that was chosen for fakes, or None.
 kernel_for: Callable[[str, tuple[Any, ...], dict[str, Any]], str | None]
-#: ``missing_sharding(qualname)``: the error for an op without a sharding rule, or None for an op of others.
-missing_sharding: Callable[[str], Exception | None]

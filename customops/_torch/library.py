@@ -406,39 +406,6 @@ def torch_op_of(qualname: str) -> Any | None:
     return object.__getattribute__(found, "_customops_op") if type(found) is _TorchView else found
 
 
-def count_flops(module: Any) -> None:
-    """Let `torch.utils.flop_counter` count the operations of our ops, which it takes for none."""
-
-    def add(counter: Any, *_args: Any, **_kwargs: Any) -> None:
-        counter.flop_registry = _Formulas(counter.flop_registry)
-
-    counter = module.FlopCounterMode
-    counter.__init__ = followed(counter.__init__, add)
-
-
-class _Formulas(dict[Any, Any]):
-    """torch's formulas for packets of ops, and in the place of a missing one that of an op of ours."""
-
-    def __contains__(self, key: object) -> bool:
-        return super().__contains__(key) or self._ops_of(key) != []
-
-    def __missing__(self, packet: Any) -> Callable[..., int]:
-        def formula(*args: Any, out_val: Any = None, **kwargs: Any) -> int:
-            name = called_overload(packet, args, kwargs).name()
-            op = next((op for op in self._ops_of(packet) if op._qualname == name), None)
-            return (op._flops(args, kwargs) or 0) if op is not None else 0
-
-        return formula
-
-    @staticmethod
-    def _ops_of(key: object) -> list[Any]:
-        if not isinstance(key, OpOverloadPacket) or key._qualified_op_name.partition("::")[0] in TORCHS:
-            return []
-        name = key._qualified_op_name
-        names = [name if each == "default" else f"{name}.{each}" for each in key.overloads()]
-        return [op for op in map(torch_op_of, names) if hasattr(op, "_flops")]
-
-
 class TorchOp(NamedTuple):
     """The functions of an op of `torch.library.custom_op`."""
 
@@ -473,6 +440,38 @@ def disclaim(qualname: str, library: Library) -> None:
     if _torch_custom_ops.OPDEF_TO_LIB.get(qualname) is library:
         del _torch_custom_ops.OPDEF_TO_LIB[qualname]
         _torch_custom_ops.OPDEFS.pop(qualname, None)
+
+
+class _NamedRules(_torch_registry.GenericTorchDispatchRuleHolder):
+    """The rules of one op for dispatch modes and tensor subclasses, some of them for classes given by their names.
+
+    torch asks for the rule of a class whenever a mode or a subclass of that class sees the op. So the module that
+    defines a named class is not loaded for its rule.
+    """
+
+    def __init__(self, others: Any) -> None:
+        self.__dict__ = others.__dict__
+        self._named: dict[str, Callable[..., Any]] = {}
+
+    def find(self, torch_dispatch_class: type) -> Callable[..., Any] | None:
+        found = super().find(torch_dispatch_class)
+        name = f"{torch_dispatch_class.__module__}.{torch_dispatch_class.__qualname__}"
+        return self._named.get(name) if found is None else found
+
+
+def enter_named_rule(qualname: str, cls: str, rule: Callable[..., Any]) -> Callable[[], None]:
+    """Register the rule of an op for the class ``module.name``, in the place of an earlier one. Return the undo."""
+    entry = _torch_registry.singleton.find(qualname)
+    rules: Any = entry.torch_dispatch_rules
+    if not isinstance(rules, _NamedRules):
+        rules = entry.torch_dispatch_rules = _NamedRules(rules)
+    rules._named[cls] = rule
+
+    def leave() -> None:
+        if rules._named.get(cls) is rule:
+            del rules._named[cls]
+
+    return leave
 
 
 def enter_fake(library: Library, qualname: str, fn: Callable[..., Any], source: str) -> None:

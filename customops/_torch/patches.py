@@ -13,7 +13,7 @@ from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from typing import Any
 
-from customops._torch import autograd, distributed, dynamo, fakes, functionalization, hooks, inductor, library
+from customops._torch import autograd, dynamo, fakes, functionalization, hooks, inductor, library
 from customops._torch.stand_ins import stand_ins
 
 #: Modules of torch, and what changes them: called with the module when it is loaded.
@@ -31,8 +31,6 @@ PATCHES: tuple[tuple[str, Callable[[Any], object]], ...] = (
     ("torch._inductor.fx_passes.reinplace", inductor.separate_reads),
     # inductor calls out variants with arguments in another order, or fails.
     ("torch._inductor.ir", inductor.correct_out_variants),
-    # The counter takes the operations of a custom operator for none, without a word (pytorch/pytorch#131041).
-    ("torch.utils.flop_counter", library.count_flops),
     # The keys of compile caches hold the names of ops, and not what they do (pytorch/pytorch#144344).
     ("torch._inductor.codecache", inductor.add_fingerprints),
     # Where torch has no hook:
@@ -44,9 +42,6 @@ PATCHES: tuple[tuple[str, Callable[[Any], object]], ...] = (
     ("torch._inductor.lowering", inductor.enter_lowerings),
     # export makes a table of its own each time.
     ("torch.export.decomp_utils", inductor.enter_in_export),
-    # Sharding rules are given before DTensor loads, and for an op without one DTensor's error says nothing of ours.
-    ("torch.distributed.tensor", distributed.enter_handlers),
-    ("torch.distributed.tensor._dispatch", distributed.explain_missing),
     # Calls in graphs go through the dispatcher.
     ("torch._inductor.ir", inductor.call_directly),
 )
