@@ -23,7 +23,6 @@ from customops._places import helper
 from customops._schema.annotations import Keys, Mut, SameAs
 from customops._schema.infer import infer_schema
 from customops._schema.named import Named
-from customops._torch.patches import install as _install
 from customops._torch.schema import Tag
 from customops.errors import CustomOpsError, did_you_mean
 from customops.library import (
@@ -116,8 +115,6 @@ def __getattr__(name: str) -> Any:
         near = f"torch.library.{name} works on ops of customops"
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}" + (f": {near}" if near else ""))
 
-
-_install()
 
 if os.environ.get("CUSTOMOPS_TUNED_FILE"):
     importlib.import_module("customops.tuning")

@@ -24,6 +24,7 @@ import customops
 from customops import _torch
 from customops._cli.screen import FAULTY, FINE, say, wrapped
 from customops._describe.render import table, width_of_screen
+from customops._torch import patches
 from customops._torch.stand_ins import WITHOUT
 from customops._versions import NEWEST, OLDEST, spelled
 from customops._versions import release as release_of
@@ -81,11 +82,10 @@ def probes() -> tuple[Probe, ...]:
     """Return a probe for each ``#: Without`` of the modules."""
     folder = Path(str(_torch.__file__)).parent
     sources = {path.stem: path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.py"))}
-    pairs = [node.elts for node in ast.walk(ast.parse(sources["patches"])) if isinstance(node, ast.Tuple)]
-    patches = {ast.unparse(pair[1]): _text(pair[0]) for pair in pairs if len(pair) == 2 and _text(pair[0])}
+    changes = [(patch.place.partition(":")[0], patch.change) for patch in patches.PATCHES] + [*patches.TABLES]
     found: list[Probe] = []
     for module, source in sources.items():
-        handlers = {change.removeprefix(f"{module}."): name for change, name in patches.items()}
+        handlers = {change.__name__: name for name, change in changes if change.__module__.endswith(f".{module}")}
         starts = {i: match for i, line in enumerate(source.splitlines(), 1) if (match := WITHOUT.match(line))}
         names: dict[tuple[Any, ...], set[str]] = {}
         for line, name in _Uses(ast.parse(source), handlers).found:

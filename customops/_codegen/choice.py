@@ -49,21 +49,21 @@ def choice({parameters}):
 }
 
 
-def choice(spec: OpSpec, holds: Holds, chooser: Any, keys: Sequence[Fn], *, allocated: bool = False) -> Fn:
+def choice(spec: OpSpec, holds: Holds, chooser: Any, keys: Sequence[Fn], *, fn: str = "fn") -> Fn:
     """The function that is called with all arguments of an op, as a kernel is.
 
     Args:
         chooser: has ``recent``, ``known`` and ``find(values, tensors, *args, **kwargs)``, for the `CurrentKernel`.
         keys: functions of the arguments whose results belong to the key.
-        allocated: the out tensors of a call were allocated by a graph: see `CurrentKernel.fn_if_allocated`.
+        fn: what is called of the `CurrentKernel`: "fn", "fn_if_allocated" or "named()".
     """
-    source = _source(Shape.of(spec, "never"), holds, len(keys), allocated=allocated)
+    source = _source(Shape.of(spec, "never"), holds, len(keys), fn)
     objects = {f"key_{i}": key for i, key in enumerate(keys)}
     return source.build(spec.qualname, chooser=chooser, **objects)
 
 
 @functools.lru_cache(maxsize=512)
-def _source(shape: Shape, holds: Holds, keys: int, *, allocated: bool) -> Source:
+def _source(shape: Shape, holds: Holds, keys: int, fn: str) -> Source:
     source, schema = Emitter("choice", shape), shape.schema
     source.objects["here"] = here
     arguments = ", ".join(source.holes["arguments"])
@@ -76,7 +76,7 @@ def _source(shape: Shape, holds: Holds, keys: int, *, allocated: bool) -> Source
         values=as_tuple(values),
         tensors=schema.call.tensors,
         all_tensors=as_tuple(schema.call.tensors),
-        fn="fn_if_allocated" if allocated else "fn",
+        fn=fn,
     )
     return source
 

@@ -265,7 +265,7 @@ def kernel({parameters}):
 
 KERNEL_CALL = """\
 {version_bump}
-$fn = $current.{fn}
+$fn = {fn}
 {call}
 {checks}
 {conversion}
@@ -323,12 +323,14 @@ def emit_kernel_call(
     direct: bool,
     alone: bool = False,
     last: bool = False,
+    is_profiled: bool = True,
     fn: str = "fn",
     records: str = "$is_grad_enabled()",
 ) -> str:
     """The lines from the call of the ``$current`` kernel to the return.
 
-    `fn`: the attribute of `CurrentKernel` that is called. `records`: is gradient mode on?
+    `fn`: the attribute of `CurrentKernel` that is called. `records`: is gradient mode on? `is_profiled`: may a profiler
+    record?
 
     A kernel runs in one state, whoever called the op: autocast is off, nothing is recorded (but what it records itself,
     under ``torch.enable_grad()``), and no dispatch key is excluded for its own operations. Keys are excluded below a
@@ -356,7 +358,9 @@ def emit_kernel_call(
         conversion = "$result = $list($result)\n"
     return fill(
         KERNEL_CALL,
-        fn=fn,
+        fn=f"$current.{fn} if {_torch.dispatcher.NO_PROFILER} else $current.named()"
+        if is_profiled
+        else f"$current.{fn}",
         version_bump=emit_version_bump(source) if bump else "",
         call=fill(call, state_differs=state_differs, records=records, arguments=source.holes["arguments"]),
         checks=checks,

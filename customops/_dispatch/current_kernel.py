@@ -1,12 +1,12 @@
 """`CurrentKernel`: the user's kernel that generated functions call; and observers, who see kernels and calls.
 
 Generated functions read `CurrentKernel.fn` in each call, and an op's object its ``_entry``. Without observers, these
-are the user's function and torch's, so that a call costs no more. `observe` wraps all of them, and unwraps them.
+are the user's function and torch's, so that a call costs no more. `observe` wraps all of them, and unwraps them. While
+a profiler records, generated functions call `CurrentKernel.named` instead of `fn`.
 """
 
 from __future__ import annotations
 
-import functools
 import os
 import weakref
 from collections.abc import Callable, Iterator
@@ -130,38 +130,15 @@ class CurrentKernel:
             fn = observer.around_kernel(self, fn)
         self.fn, self.fn_if_allocated = fn, getattr(fn, "call_if_allocated", fn)
 
+    def named(self) -> Fn:
+        """Return `fn` for a call while a profiler records: in a range ``ns::op[cuda: file.py:12]`` or ``ns::op[name]``.
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Names of kernels in profiles, ``ns::op[cuda: file.py:12]`` or ``ns::op[name]``, inside what is shown for the op
-
-
-class _Naming:
-    """Observes while a profiler records; "default" stands for the kernel of all devices without one of their own."""
-
-    def around_kernel(self, current: CurrentKernel, fn: Fn) -> Fn:
-        place = os.path.basename(location_of(current.registered))
-        shown = current.name or f"{current.device_type or 'default'}: {place}"
-        name, named_range = f"{current.op}[{shown}]", _torch.dispatcher.named_range
-
-        @functools.wraps(fn, updated=())
-        def named(*args: Any, **kwargs: Any) -> Any:
-            with named_range(name):
-                return fn(*args, **kwargs)
-
-        return named
-
-    def around_call(self, op: Any, fn: Fn) -> Fn:
-        return fn
-
-
-_naming = _Naming()
-
-
-def profiling_changed(is_on: bool) -> None:
-    """A profiler started or stopped."""
-    stop(_naming)  # two may be started, of which torch knows one
-    if is_on:
-        start(_naming)
-
-
-_torch.hooks.profiling_changed = profiling_changed
+        "default" stands for the kernel of all devices without a kernel of their own.
+        """
+        if not self.op:
+            return self.fn
+        chooser = getattr(self.fn, "chooser", None)
+        if chooser is not None:
+            return chooser.call_named  # type: ignore[no-any-return]
+        shown = self.name or f"{self.device_type or 'default'}: {os.path.basename(location_of(self.registered))}"
+        return _torch.dispatcher.in_named_range(self.fn, self.op, f"{self.op}[{shown}]")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import operator as operators
 import weakref
 from collections.abc import Callable, Iterable, Sequence
@@ -72,13 +73,28 @@ class OpSpec:
 
     @cached_property
     def mutation_only(self) -> OpSpec | None:
-        """Return the variant of an in-place or out op that returns nothing, for functionalization; else None."""
+        """Return the variant of an op for functionalization, or None if the op itself will do.
+
+        The variant of an in-place or out op returns nothing. Arguments with reserved names have other names there.
+        """
         returns_mutated = Tag.inplace in self.tags or Tag.out in self.tags
-        if not returns_mutated or self.fn is None or self.schema.is_view:
+        taken = self.reserved_names
+        if not (returns_mutated or taken) or self.fn is None or self.schema.is_view:
             return None
         name = Name(self.name.namespace, f"{self.name.name}__writes", self.name.overload)
         tags = tuple(tag for tag in self.tags if tag not in (Tag.inplace, Tag.out))
-        return OpSpec(name, replace(self.schema, returns=()), tags)
+        schema = replace(self.schema, returns=()) if returns_mutated else self.schema
+        if taken:
+            arguments = [replace(a, name=taken[a.name]) if a.name in taken else a for a in schema.arguments]
+            schema = replace(schema, arguments=tuple(arguments))
+        return OpSpec(name, schema, tags)
+
+    @cached_property
+    def reserved_names(self) -> dict[str, str]:
+        """Return other names for arguments of an op that writes, if torch's functionalization uses their names."""
+        names = [argument.name for argument in self.schema.arguments]
+        taken = _torch.functionalization.RESERVED.intersection(names) if self.schema.mutated else ()
+        return {name: next(f"{name}{i}" for i in itertools.count() if f"{name}{i}" not in names) for name in taken}
 
 
 # The fast path: kernels that may be called without going through the dispatcher again ---------------------------------
@@ -151,6 +167,7 @@ class OperatorHandle:
         library: Library | None = None,
         mutation_only: OperatorHandle | None = None,
     ) -> None:
+        _torch.patches.apply("defined")
         self.spec: Final = spec
         self.name: Final = spec.name
         self.qualname: Final = spec.qualname
@@ -427,7 +444,7 @@ class OperatorHandle:
         The way starts at ADInplaceOrView for a dispatched call; for others, which have no keys of modes, above it.
         """
         # Meta has no fast path: registrations there, as of each fake, clear none.
-        if backend is None or backend == "Meta" or self.fast_path.tangents_seen:
+        if backend is None or backend == "Meta" or self.fast_path.tangents_seen or not _torch.patches.enabled:
             return None
         above = [] if dispatched else ["Autograd", f"Autograd{backend}", f"Autocast{backend}", "BackendSelect"]
         current_kernel = self.kernel_on(backend, ["ADInplaceOrView", *above])

@@ -392,7 +392,6 @@ class CustomOpDef(Register[P, R]):
                 calls.insert(0, lowering.call(*calls))
         self._calls, self._lowering, self._called_as = calls, lowering, options
         if calls:
-            _torch.dynamo.hidden_files.update(call.__code__.co_filename for call in calls)
             cls: type[Any] = type(CustomOpDef.__name__, (CustomOpDef,), {"__call__": calls[0]})
             self.__class__ = cast(Any, cls)
 

@@ -465,7 +465,7 @@ class Register(Generic[P, R]):
         if variant is not None:
             variant._functional = self
             self._rules.autocast.follow(variant._definition)
-            _torch.inductor.plan_with(self._definition.overload)
+            self._definition.on_removal.append(_torch.inductor.enter(self._definition.overload, "call"))
             if self._samples is not None:
                 variant._samples = replace(self._samples, fn=functools.partial(samples_with_out, self))
 

@@ -196,10 +196,15 @@ class Chooser:
         self.current: CurrentKernel | None = None
         self.keys = keys
         self.fn = self._function(keys)
-        self.fn.call_if_allocated = self._function(keys, allocated=True)
+        self.fn.call_if_allocated = self._function(keys, "fn_if_allocated")
 
-    def _function(self, keys: list[Fn], *, allocated: bool = False) -> Any:
-        fn: Any = choice(self.operator.spec, self.holds, self, keys, allocated=allocated)
+    @functools.cached_property
+    def call_named(self) -> Any:
+        """The function for calls while a profiler records."""
+        return self._function(self.keys, "named()")
+
+    def _function(self, keys: list[Fn], of_kernel: str = "fn") -> Any:
+        fn: Any = choice(self.operator.spec, self.holds, self, keys, fn=of_kernel)
         fn = _torch.dynamo.outside_dynamo(fn)
         first: Any = innermost(self.kernels[0][0].fn)
         names = ", ".join(each.name for each, _ in self.kernels)

@@ -102,6 +102,8 @@ class DecompositionRule(Rule[str, tuple[Equivalent, Equivalent | None]]):
         return self.set_all(keys, (decomposition, applies), is_derived=is_derived)
 
     def _install(self, compiler: str, own_library: bool) -> Undo:
+        if compiler == "export":
+            _torch.patches.apply("export")
         undo = _torch.inductor.enter(self.operator.overload, compiler, functools.partial(self._call, True, compiler))
         self.operator.on_removal.append(undo)
         return undo
@@ -150,13 +152,18 @@ _operators: weakref.WeakValueDictionary[str, OperatorHandle] = weakref.WeakValue
 
 
 def bind_direct_calls(operator: OperatorHandle) -> None:
-    """Nothing to register: the code of a graph asks for the function by the name of the op."""
-    names = [operator.qualname] + ([operator.mutation_only.qualname] if operator.mutation_only is not None else [])
-    for name in names:
-        if operator.has_own_rules and operator.options.direct_in_graphs:
-            _operators[name] = operator
+    """Let inductor make nodes of our own for calls of the op. The code of a graph asks for the function by name."""
+    variant = operator.mutation_only
+    for handle in (operator, variant) if variant is not None else (operator,):
+        if operator.has_own_rules:
+            operator.on_removal.append(_torch.inductor.enter(handle.overload, "call"))
+        direct = operator.options.direct_in_graphs and not (handle is variant and operator.spec.reserved_names)
+        if operator.has_own_rules and direct:
+            _operators[handle.qualname] = operator
         else:
-            _operators.pop(name, None)
+            _operators.pop(handle.qualname, None)
+    if variant is not None:
+        operator.on_removal.append(_torch.inductor.enter_writes(operator.overload, variant.overload))
 
 
 def may_be_direct(qualname: str, device: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

@@ -43,16 +43,24 @@ def bind(operator: OperatorHandle, kernel: Fn | None) -> None:
     schema, overload, traced = operator.schema, operator.overload, kernel if operator.spec.traceable else None
     writes, variant = bool(schema.mutated) and not schema.is_view, operator.mutation_only
     if writes and variant is not None:
+        names = {other: name for name, other in operator.spec.reserved_names.items()}
 
-        def write(*args: Any, **kwargs: Any) -> None:  # the variant of an in-place or out op that returns nothing
-            overload(*args, **kwargs)
+        def write(*args: Any, **kwargs: Any) -> Any:
+            result = overload(*args, **{names.get(name, name): value for name, value in kwargs.items()})
+            return result if variant.schema.returns else None
 
         variant.impl(_torch.dynamo.outside_dynamo(write), "CompositeExplicitAutograd")
         variant.impl_fake(write, __file__)  # the fake of the op has its say
-    elif writes and any(ret.type != "Tensor" for ret in schema.returns):
-        _torch.functionalization.allow_any_returns(overload)
+    functionalized = operator if variant is None else variant
+    returns_more = writes and any(ret.type != "Tensor" for ret in functionalized.schema.returns)
+    if returns_more:
+        _torch.functionalization.allow_any_returns(functionalized.overload)
+    if writes:
+        operator.impl_named(_PROXY, _record)
     if writes or traced is not None:
-        operator.impl_torch_dispatch(_torch.functionalization.FunctionalTensorMode, _rule(operator, writes, traced))
+        operator.impl_torch_dispatch(
+            _torch.functionalization.FunctionalTensorMode, _rule(operator, writes, traced, returns_more)
+        )
     if schema.mutated:
         for mode in _torch.functionalization.checkpoint_modes:
             operator.impl_torch_dispatch(mode, _run_again)
@@ -79,12 +87,12 @@ def bind(operator: OperatorHandle, kernel: Fn | None) -> None:
             operator.impl(_on_plain(operator), key, with_keyset=True)
 
 
-def _rule(operator: OperatorHandle, writes: bool, kernel: Fn | None) -> Fn:
+def _rule(operator: OperatorHandle, writes: bool, kernel: Fn | None, returns_more: bool) -> Fn:
     """What FunctionalTensorMode does with a call of an op that writes, or is traceable: then it has a `kernel`."""
     schema, fill = operator.schema, filler(operator.schema)
     overload = operator.overload if operator.mutation_only is None else operator.mutation_only.overload
     mutated = mutated_results(schema, operator.tags)
-    written = _written(schema)
+    written, names = _written(schema), operator.spec.reserved_names
 
     def runs_kernel(tensors: list[Any]) -> bool:
         """Is what a call of the op would run its own function, and one that can be traced now?"""
@@ -106,10 +114,24 @@ def _rule(operator: OperatorHandle, writes: bool, kernel: Fn | None) -> Fn:
                     return kernel(*args, **kwargs)
         if not writes:
             return mode.__torch_dispatch__(func, types, args, kwargs)
-        result = _torch.functionalization.functionalize(mode, overload, types, args, kwargs, written(args, kwargs))
+        _torch.patches.apply("writes")
+        if returns_more:
+            _torch.patches.apply("writes and returns")
+        named = {names.get(name, name): value for name, value in kwargs.items()}
+        result = _torch.functionalization.functionalize(mode, overload, types, args, named, written(args, kwargs))
         return result if mutated is None else mutated(args, kwargs)
 
     return rule
+
+
+#: The mode of `make_fx`.
+_PROXY = "torch.fx.experimental.proxy_tensor.ProxyTorchDispatchMode"
+
+
+def _record(mode: Any, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+    """Record a call of an op that writes."""
+    _torch.patches.apply("writes")
+    return mode.__torch_dispatch__(func, types, args, kwargs or {})
 
 
 def _written(schema: Schema) -> Callable[[tuple[Any, ...], dict[str, Any]], list[Tensor]]:

@@ -5,7 +5,7 @@ of its subsystem, and the rest of the package calls a function that does the rig
 
     _torch.dispatcher.key_set("CPU")
 
-Importing these modules loads neither Dynamo nor inductor, and changes nothing: `patches.install` does.
+Importing these modules loads neither Dynamo nor inductor, and changes nothing.
 """
 
 from customops._torch.stand_ins import stand_ins
@@ -22,5 +22,6 @@ with stand_ins():
     from customops._torch import inductor as inductor
     from customops._torch import library as library
     from customops._torch import memory as memory
+    from customops._torch import patches as patches
     from customops._torch import schema as schema
     from customops._torch import trees as trees

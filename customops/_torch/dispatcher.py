@@ -339,7 +339,20 @@ def exact_guard_of(tensors: Sequence[Tensor]) -> Guard | None:
 
 #: Without: kernels have no names in profiles
 #: Context manager: a range of this name, for all profilers of torch, NVTX and ITT (``emit_nvtx``, ``emit_itt``).
-named_range: Callable[[str], Any] = torch._C._profiler._RecordFunctionFast
+_range: Callable[[str], Any] = torch._C._profiler._RecordFunctionFast
+
+
+def in_named_range(fn: Callable[..., Any], qualname: str, name: str) -> Callable[..., Any]:
+    """Return `fn` in a range `name`, and in a range of the op if the dispatcher opens none: see `dispatch_objects`."""
+    packet, _, overload = qualname.partition(".")
+    op = getattr(getattr(torch.ops, packet.partition("::")[0]), packet.partition("::")[2])
+    in_op = getattr(getattr(op, overload or "default"), "_pyobj_dispatcher", None) is not None
+
+    def named(*args: Any, **kwargs: Any) -> Any:
+        with _range(qualname) if in_op else contextlib.nullcontext(), _range(name):
+            return fn(*args, **kwargs)
+
+    return named
 
 
 # ----------------------------------------------------------------------------------------------------------------------

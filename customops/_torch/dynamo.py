@@ -9,7 +9,6 @@ import sys
 import types
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import torch
@@ -173,16 +172,6 @@ def note(key: str, value: str) -> None:
     node = frame.f_locals.get("node") if code is not None and frame is not None else None
     if isinstance(node, torch.fx.Node):
         node.meta.setdefault("custom", {})[key] = value
-
-
-#: Files of which no line is the user's: those of this package, and of the `__call__` that is generated for an op.
-hidden_files = {str(path) for path in Path(__file__).parents[1].rglob("*.py")}
-
-
-def hide_frames(module: Any) -> None:
-    """The line that a graph, a guard or an error names is the user's, not the one in this package that it called."""
-    original = module.uninteresting_files
-    module.uninteresting_files = lambda: original() | hidden_files
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -137,17 +136,6 @@ def quiet_fakes() -> Iterator[None]:
         yield
     finally:
         log.disabled = before
-
-
-def leave_arguments_out(module: Any) -> None:
-    """Let `make_fx` accept an op without values for parameters with a default, which it requires of functions."""
-    tracer = module._MakefxTracer
-    trace = tracer._trace_inner
-
-    def trace_inner(self: Any, f: Any, *args: Any) -> Any:
-        return trace(self, functools.partial(f) if hasattr(f, "_opoverload") else f, *args)  # which wraps nothing
-
-    tracer._trace_inner = trace_inner
 
 
 def is_abstract(tensor: torch.Tensor) -> bool:

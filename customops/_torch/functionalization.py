@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import inspect
-import itertools
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
@@ -54,21 +52,28 @@ def functionalize(mode: Any, overload: OpOverload, types: Any, args: Any, kwargs
 
 
 #: The ops that return lists or numbers and can be functionalized: only a check of torch keeps its form from that.
-_allowed: weakref.WeakSet[OpOverload] = weakref.WeakSet()
+allowed: weakref.WeakSet[OpOverload] = weakref.WeakSet()
 #: Allow the functionalization of an op that writes, and returns new tensors, lists of them or numbers.
-allow_any_returns: Callable[[OpOverload], None] = _allowed.add
+allow_any_returns: Callable[[OpOverload], None] = allowed.add
 
 
-def correct_functionalization(functional: Any) -> None:
-    """Let torch's form for ops that write accept `_allowed` ops, and views of inputs that have an offset.
-
-    torch mistakes the offset of a view in the storage for that in the base, which can have an offset, too: ``kv[1]``,
-    passed to a compiled function. The write is then lost. For ops of others, torch's behavior does not change.
-    """
-    may, slice_of = functional.can_auto_functionalize, functional.try_use_slice
+def allow_returns(functional: Any) -> None:
+    """Let torch's form for ops that write accept the `allowed` ops."""
+    may = functional.can_auto_functionalize
 
     def can_auto_functionalize(op: Any) -> bool:
-        return may(op) or (isinstance(op, OpOverload) and op in _allowed)
+        return may(op) or (isinstance(op, OpOverload) and op in allowed)
+
+    functional.can_auto_functionalize = can_auto_functionalize
+
+
+def correct_slices(functional: Any) -> None:
+    """Let torch's form for ops that write accept views of inputs that have an offset.
+
+    torch mistakes the offset of a view in the storage for the offset in the base, which can have an offset, too:
+    ``kv[1]``, passed to a compiled function. The write is then lost. For other ops, torch's behavior does not change.
+    """
+    slice_of = functional.try_use_slice
 
     def try_use_slice(base: Any, tensor: Any) -> Any:
         """Return ``(dim, start, end)`` of a view that is a slice of its base, or None."""
@@ -83,23 +88,12 @@ def correct_functionalization(functional: Any) -> None:
         inside = known(start >= 0) and known(start + size <= base.size()[dim])
         return (dim, start, start + size) if inside else None
 
-    functional.try_use_slice, functional.can_auto_functionalize = try_use_slice, can_auto_functionalize
-    for form in (functional.auto_functionalized, functional.auto_functionalized_v2):
-        tables = (getattr(form, each, {}) for each in ("py_kernels", "python_key_table", "functorch_table"))
-        handlers = [handler for table in tables for handler in table.values() if inspect.isfunction(handler)]
-        inner = [cell.cell_contents for each in handlers for cell in each.__closure__ or ()]
-        for handler in (type(form).__call__, *handlers, *filter(inspect.isfunction, inner)):
-            _take_by_position(handler)
+    functional.try_use_slice = try_use_slice
 
 
-_OWN_PARAMETERS = ("self", "mode", "interpreter", "ctx", "_mutable_op")
-
-
-def _take_by_position(handler: Any) -> None:
-    """Make the first parameters of a function positional-only: an op may have arguments of these names, as ``mode``."""
-    code = handler.__code__
-    own = itertools.takewhile(_OWN_PARAMETERS.__contains__, code.co_varnames[: code.co_argcount])
-    handler.__code__ = code.replace(co_posonlyargcount=len([*own]))
+#: Names that torch's handlers of functionalized calls use for parameters of their own. They take the arguments of an op
+#: by name beside these, so an op cannot have arguments of these names there.
+RESERVED = frozenset({"self", "mode", "interpreter", "ctx", "_mutable_op"})
 
 
 #: The modes of checkpoints that are selective or compiled: for the forward pass, and for its repetition.

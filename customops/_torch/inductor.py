@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import importlib
 import re
 import sys
@@ -13,13 +15,14 @@ from typing import Any
 import torch
 from torch._ops import OpOverload, OpOverloadPacket
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from customops._torch import hooks
 from customops._torch.dispatcher import TorchDispatchMode, call_plainly_in_trace, device_key
 from customops._torch.fakes import known_to_differ, without_fresh_symbols
-from customops._torch.library import followed, torch_op_of
-from customops._torch.memory import is_lazy, may_overlap, memory_id
+from customops._torch.functionalization import allowed
+from customops._torch.library import followed
+from customops._torch.memory import is_lazy, memory_id
 from customops._torch.trees import tree_flatten, tree_unflatten
 
 #: Without: compile caches return what an earlier definition of an op was compiled to
@@ -50,18 +53,39 @@ def add_fingerprints(codecache: Any) -> None:
 
 
 def add_storage_offset(lowering: Any) -> None:
-    """Give inductor a rule for offsets into a storage that are symbols.
+    """Give inductor a rule for offsets into a storage that are symbols, in graphs with an op of ours.
 
-    Without one it takes the offset of every view for 0, and the writes of an op to several slices of a tensor all land
-    in the first. As its rule for sizes, this one takes what tracing found.
+    Without the rule, inductor takes the offset of every view for 0 (pytorch/pytorch#198068), and the writes of an op to
+    several slices of a tensor all land in the first slice. Like inductor's rule for sizes, the rule takes the value
+    that tracing found.
     """
+    target = torch.ops.aten.sym_storage_offset.default
 
-    def storage_offset(_: Any) -> Any:
-        return _expression(torch._inductor.virtualized.V.graph.current_node.meta["val"])
+    def storage_offset(*args: Any, **kwargs: Any) -> Any:
+        graph = lowering.V.graph
+        if _has_our_op(graph):
+            return _expression(graph.current_node.meta["val"])
+        del lowering.lowerings[target]
+        try:
+            return graph.call_function(target, args, kwargs)  # as torch does without the rule
+        finally:
+            lowering.lowerings[target] = storage_offset
 
-    target = torch.ops.aten.sym_storage_offset
-    if target.default not in lowering.lowerings:
-        lowering.register_lowering(target, type_promotion_kind=None)(storage_offset)
+    if target not in lowering.lowerings:
+        lowering.lowerings[target] = storage_offset
+
+
+#: Whether a graph has a call of one of our ops.
+_with_our_op: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
+
+
+def _has_our_op(graph: Any) -> bool:
+    while hasattr(graph, "parent"):  # the graph of a subgraph
+        graph = graph.parent
+    if graph not in _with_our_op:
+        modules = [each for each in graph.orig_gm.modules() if isinstance(each, torch.fx.GraphModule)]
+        _with_our_op[graph] = any(node.target in _tables["call"] for each in modules for node in each.graph.nodes)
+    return _with_our_op[graph]
 
 
 def _expression(number: int | torch.SymInt) -> Any:
@@ -78,18 +102,19 @@ def keep_calls_apart(overload: OpOverload) -> None:
 # Tables of inductor and of export: what an op is decomposed to, and what it is lowered to -----------------------------
 
 #: Without: decompositions and lowerings are not followed
-#: ``"inductor"`` or ``"export"`` -> op -> what it is taken apart into, or NotImplemented where it is to stay;
-#: ``"lowering"`` -> op -> a function of fake tensors, in plain torch code, that inductor lowers in its place: `_lower`.
-_tables: dict[str, dict[OpOverload, Callable[..., Any]]] = {"inductor": {}, "export": {}, "lowering": {}}
+#: ``"inductor"`` or ``"export"`` -> op -> the function to take the op apart, which may return NotImplemented;
+#: ``"lowering"`` -> op -> a function of fake tensors, in plain torch code, that inductor lowers in its place: `_lower`;
+#: ``"call"`` -> op -> None: a node of our own calls the op.
+_tables: dict[str, dict[OpOverload, Any]] = {"inductor": {}, "export": {}, "lowering": {}, "call": {}}
 
 
-def enter(overload: OpOverload, table: str, fn: Callable[..., Any]) -> Callable[[], None]:
-    """Let compilers take `fn` in the place of an op, by one of the tables above; the result takes it out again."""
+def enter(overload: OpOverload, table: str, fn: Callable[..., Any] | None = None) -> Callable[[], None]:
+    """Let compilers take `fn` in the place of an op, by one of the tables above. Return the undo."""
     _tables[table][overload] = fn
     _tell_inductor(overload)
 
     def forget() -> None:
-        if _tables[table].get(overload) is fn:
+        if _tables[table].get(overload, forget) is fn:
             del _tables[table][overload]
         _tell_inductor(overload)
 
@@ -119,14 +144,16 @@ def enter_decompositions(module: Any, ops: set[OpOverload] | None = None) -> Non
 
 
 def enter_lowerings(module: Any, ops: set[OpOverload] | None = None) -> None:
-    for overload in ops or {*_tables["lowering"], *_tables["inductor"]}:
-        # What is known of a call that was not lowered: inputs in memory, and with the strides that they had.
-        module.lowerings.pop(overload, None)
-        module.fallbacks.discard(overload)
-        module.needs_realized_inputs.discard(overload)
-        module._maybe_layout_constraints.pop(overload, None)
-        if overload in _tables["lowering"] or overload in _tables["inductor"]:
+    """Enter our ops in inductor's table of lowerings, except for ops that others have entered there."""
+    for overload in ops or {*_tables["call"], *_tables["lowering"], *_tables["inductor"]}:
+        is_replaced = overload in _tables["lowering"] or overload in _tables["inductor"]
+        if hasattr(module.lowerings.get(overload), "_customops") or is_replaced:
+            module.lowerings.pop(overload, None)
+            module.needs_realized_inputs.discard(overload)
+        if is_replaced or (overload in _tables["call"] and overload not in module.lowerings):
             module.lowerings[overload] = _lowering_of(module, overload)
+            if not is_replaced:
+                module.needs_realized_inputs.add(overload)
 
 
 def enter_in_export(module: Any) -> None:
@@ -135,25 +162,28 @@ def enter_in_export(module: Any) -> None:
 
 
 def _lowering_of(module: Any, overload: OpOverload) -> Callable[..., Any]:
-    """The rule of inductor for an op: the code that was registered for it, else a call of its kernel."""
+    """Return inductor's rule for an op: lower the code that was registered for the op, else call its kernel."""
 
     def lowering(*args: Any, **kwargs: Any) -> Any:
         graph, fn = module.V.graph, _tables["lowering"].get(overload)
         lowered = NotImplemented if fn is None else _lower(fn, graph, args, kwargs)
         if lowered is not NotImplemented:
             return lowered
-        # Where inductor finds no rule for the op, it calls the kernel, with inputs as the op's tags want them.
-        tables = list(_decomposition_tables(sys.modules["torch._inductor.decomposition"]))
-        removed = [table.pop(overload, None) for table in tables]
-        del module.lowerings[overload]
+        if stated(overload, with_default=False) is not None:  # the tags of the op have prepared the arguments
+            return call(*args, **kwargs)
+        module.lowerings[overload] = call
+        module._maybe_layout_constraints[overload] = module.tag_to_layout_constraint(stated(overload))
         try:
-            return graph.call_function(overload, args, kwargs)
+            return graph.call_function(overload, args, kwargs)  # which prepares the arguments, and comes to `call`
         finally:
             module.lowerings[overload] = lowering
-            for table, entry in zip(tables, removed, strict=True):
-                if entry is not None:
-                    table[overload] = entry
+            del module._maybe_layout_constraints[overload]
 
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return _call(sys.modules["torch._inductor.ir"], overload, args, kwargs)
+
+    stated: Any = torch._library.utils.get_layout_constraint_tag
+    lowering._customops = True  # type: ignore[attr-defined]
     return lowering
 
 
@@ -182,29 +212,71 @@ def _lower(fn: Callable[..., Any], graph: Any, args: Any, kwargs: Any) -> Any:
 TENSOR = object()
 
 
-def call_directly(ir: Any) -> None:
-    original = ir.FallbackKernel.codegen
+@functools.cache
+def _node(ir: Any) -> Any:
+    """Return the class of our nodes."""
 
-    def codegen(self: Any, wrapper: Any) -> None:
-        _name_directly(self, wrapper, ir)
-        original(self, wrapper)
+    class Call(ir.FallbackKernel):  # type: ignore[misc]
+        """A call of an op of ours."""
 
-    ir.FallbackKernel.codegen = codegen
+        #: The tensors that the op writes to, if the graph allocates them for the call.
+        allocated: Sequence[Any] = ()
+
+        def __init__(self, layout: Any, kernel: OpOverload, *args: Any, **kwargs: Any) -> None:
+            with _accepted(kernel):
+                super().__init__(layout, kernel, *args, **kwargs)
+
+        def get_inputs_that_alias_output(self) -> Sequence[str]:
+            found: Sequence[str] = super().get_inputs_that_alias_output()
+            return () if self.op_overload in allowed else found
+
+        def codegen(self, wrapper: Any) -> None:
+            _name_directly(self, wrapper, ir)
+            super().codegen(wrapper)
+
+    return Call
+
+
+@contextlib.contextmanager
+def _accepted(overload: OpOverload) -> Iterator[None]:
+    """Let inductor accept an op that writes, and returns lists or numbers, like ops with a functionalization rule."""
+    kernels, key = overload.py_kernels, torch._C.DispatchKey.Functionalize
+    if overload not in allowed or key in kernels:
+        yield
+        return
+    kernels[key] = overload
+    try:
+        yield
+    finally:
+        kernels.pop(key, None)
+
+
+def _call(ir: Any, overload: OpOverload, args: Any, kwargs: Any) -> Any:
+    """Return the results of a node that calls an op."""
+    args, kwargs = _read_before_written(ir, overload, args, kwargs)
+    node, variant = _node(ir), _out_variant(overload)
+    if variant is None:
+        made = node.create(overload, *args, **kwargs)
+    elif ir.V.graph.cpp_wrapper or ir.V.graph.current_node.meta.get("unbacked_bindings"):
+        made = _call_itself(ir, overload, args, kwargs)
+    else:
+        return _call_out(ir, overload, variant, args, kwargs)
+    return tree_map(lambda each: each.wrap_for_lowering() if isinstance(each, ir.IRNode) else each, made)
 
 
 #: May tensors in a graph be conjugate or negative views? These are views of complex ones, or come from outside.
 _lazy: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
 
 
-def _name_directly(node: Any, wrapper: Any, ir: Any, outs: Sequence[Any] = ()) -> None:
-    """Let a node call a function of ours, if it may; `outs`: what it writes, where inductor allocates that."""
-    graph, overload = ir.V.graph, node.op_overload
+def _name_directly(node: Any, wrapper: Any, ir: Any) -> None:
+    """Let a node call a function of ours, if it may."""
+    graph, overload, is_allocated = ir.V.graph, node.op_overload, bool(node.allocated)
     if not isinstance(overload, OpOverload) or graph.cpp_wrapper or graph.aot_mode or graph.fx_wrapper:
         return
     for each in node.inputs:
         if not isinstance(each, ir.IRNode) or isinstance(each, ir.NonTensorObj) or not each.has_tensor_output():
             return
-    types = {each.get_device().type for each in (*node.inputs, *outs)}
+    types = {each.get_device().type for each in node.inputs}
     if graph not in _lazy:
         values = (node.meta.get("val") for node in graph.graph.nodes)
         tensors = [each for value in values for each in tree_leaves(value) if isinstance(each, torch.Tensor)]
@@ -217,10 +289,10 @@ def _name_directly(node: Any, wrapper: Any, ir: Any, outs: Sequence[Any] = ()) -
         return
     kernel = _kernel_for(graph, node, overload)
     # Of two ops, perhaps: the number tells them apart.
-    options = ", allocated=True" * bool(outs) + (f", kernel={kernel!r}" if kernel is not None else "")
+    options = ", allocated=True" * is_allocated + (f", kernel={kernel!r}" if kernel is not None else "")
     readable = re.sub(r"[^0-9A-Za-z_]", "_", f"{overload._name}_{kernel}" if kernel else overload._name)
     number = zlib.crc32(f"{overload._name}{kernel or ''}".encode())
-    name = f"customops_{readable}_{number:08x}_{device}{'_allocated' * bool(outs)}"
+    name = f"customops_{readable}_{number:08x}_{device}{'_allocated' * is_allocated}"
     while hasattr(wrapper, "parent_wrapper"):  # the code of a subgraph has no head
         wrapper = wrapper.parent_wrapper
     wrapper.add_import_once(f"import {hooks.direct_call.__module__}")
@@ -239,133 +311,102 @@ def _kernel_for(graph: Any, node: Any, overload: OpOverload) -> str | None:
 
 
 # Out variants in inductor ---------------------------------------------------------------------------------------------
-# torch calls the overload of an op with `Tag.out` in its place, and allocates what that writes to. What it writes for
-# that (2.13, 2.15) is right for few ops. Of an op with one result it passes all tensors first, then all numbers,
-# whatever their order; the tensors of a list one by one; those given by keyword a second time. Of one with several, it
-# allocates none that the program does not use, and fails where sizes are symbols. So this module makes our nodes.
+# torch calls the overload of an op with `Tag.out` in its place, and allocates what that overload writes to. The code
+# for that (2.13, 2.15) is right for few ops. For an op with one result it passes all tensors first, then all numbers,
+# in the wrong order; the tensors of a list one by one; those given by keyword a second time. For an op with several
+# results, it does not allocate results that the program does not use, and fails where sizes are symbols. So the nodes
+# made here allocate the results, and call the variant of the overload that returns nothing.
 
 #: Without: inductor does not call out variants, or calls them with other arguments
-#: Ops of others that have an out variant of ours.
-_planned: weakref.WeakSet[OpOverload] = weakref.WeakSet()
+#: That variant, for an overload with `Tag.out`.
+_writes: dict[OpOverload, OpOverload] = {}
 
 
-#: An op has an out variant of ours.
-plan_with: Callable[[OpOverload], None] = _planned.add
+def enter_writes(overload: OpOverload, variant: OpOverload) -> Callable[[], None]:
+    """Enter the variant of an overload that returns nothing. Return the undo."""
+    _writes[overload] = variant
+
+    def forget() -> None:
+        _writes.pop(overload, None)
+
+    return forget
 
 
-def _is_ours(op: Any) -> bool:
-    return isinstance(op, OpOverload) and (op in _planned or hasattr(torch_op_of(op._name), "_definition"))
+def _out_variant(overload: OpOverload) -> OpOverload | None:
+    """Return the overload that inductor calls in the place of an op, or None."""
+    module: Any = importlib.import_module("torch._library._out_variant")
+    return _writes.get(module.to_out_variant(overload)) if module._is_functional(overload._schema) else None
 
 
-def correct_out_variants(ir: Any) -> None:
-    """Let inductor call the out variants of our ops, as it does those of ops with several results."""
-    search: Any = importlib.import_module("torch._library._out_variant")
-    find, multiple = search.to_out_variant, ir.ExternKernelMultiOut
-    create, codegen = multiple.try_create.__func__, multiple.codegen
+def _processed(ir: Any, overload: OpOverload, args: Any, kwargs: Any) -> tuple[Any, ...]:
+    """Return the results of a call as fakes, its tensors, the other arguments, how to join both, and new symbols."""
+    with ir.V.graph.fake_mode:
+        found = _node(ir).process_kernel(overload, *args, **kwargs)
+    return found if isinstance(found, tuple) else tuple(vars(found).values())  # the latter since torch 2.15
 
-    def find_of_others(op: Any) -> Any:
-        """None for our ops, while inductor lowers a graph."""
-        is_lowering = hasattr(torch._inductor.virtualized.V.graph, "graph_inputs")
-        return None if is_lowering and _is_ours(op) else find(op)
 
-    def try_create(cls: Any, kernel: Any, example_output: Any, device: Any, *args: Any, **options: Any) -> Any:
-        """The node for a call of the out variant, or None where there is none to call."""
-        if not _is_ours(kernel):
-            return create(cls, kernel, example_output, device, *args, **options)
-        schema = kernel._schema
-        if any(argument.is_write for argument in schema.arguments) or schema.name.endswith("_"):
-            return None
-        variant = find(kernel)
-        if variant is None or options.get("unbacked_bindings"):  # sizes that the call itself finds out
-            return None
-        options.pop("has_unaligned_input", None)
-        names = [argument.name for argument in variant._schema.arguments if argument.is_write]
-        call = cls(ir.MultiOutputLayout(device=device), kernel, *args, out_op=variant, out_arg_names=names, **options)
-        is_one = isinstance(example_output, torch.Tensor)
-        made = [
-            ir.AllocatingMultiOutput(layout=cls.tensor_to_layout(x), input=call, indices=[(tuple, i)])
-            for i, x in enumerate([example_output] if is_one else example_output)
-        ]
-        call.out_variant_output_nodes = call.outputs = made
-        return made[0] if is_one else tuple(made)
+def _call_out(ir: Any, overload: OpOverload, variant: OpOverload, args: Any, kwargs: Any) -> Any:
+    """Allocate the results of a call, and let a node fill them."""
+    expected, *_ = _processed(ir, overload, args, kwargs)
+    empty = sys.modules["torch._inductor.lowering"].lowerings[torch.ops.aten.empty_strided.default]
+    results = [
+        empty([*map(_expression, x.shape)], [*map(_expression, x.stride())], dtype=x.dtype, device=x.device)
+        for x in ([expected] if isinstance(expected, torch.Tensor) else expected)
+    ]
+    names = [argument.name for argument in variant._schema.arguments if argument.is_write]
+    _node(ir).create(variant, *args, **kwargs, **dict(zip(names, results, strict=True)))
+    ir.V.graph.operations[-1].allocated = results
+    return results[0] if isinstance(expected, torch.Tensor) else tuple(results)
 
-    def write(node: Any, wrapper: Any) -> None:
-        """torch leaves out what the program does not use, but passes it to the call."""
-        removed = torch._inductor.virtualized.V.graph.removed_buffers
-        unused = [out for out in node.out_variant_output_nodes if out.get_name() in removed]
-        removed.difference_update(out.get_name() for out in unused)
-        _name_directly(node, wrapper, ir, node.out_variant_output_nodes)
-        codegen(node, wrapper)
-        for out in unused:
-            wrapper.codegen_free(out)
 
-    search.to_out_variant, multiple.try_create, multiple.codegen = find_of_others, classmethod(try_create), write
+def _call_itself(ir: Any, overload: OpOverload, args: Any, kwargs: Any) -> Any:
+    """Return the results of a node that calls the op although the op has an out variant."""
+    expected, tensors, others, join, symbols = _processed(ir, overload, args, kwargs)
+    device = _node(ir).find_device(tensors, expected)
+    call = _node(ir)(
+        ir.MultiOutputLayout(device=device), overload, tensors, others, join, kwargs=kwargs, unbacked_bindings=symbols
+    )
+    is_one = isinstance(expected, torch.Tensor)
+    results = [
+        ir.MultiOutput(call.tensor_to_layout(x), call, [] if is_one else [(tuple, i)])
+        for i, x in enumerate([expected] if is_one else expected)
+    ]
+    call.outputs = results
+    return results[0] if is_one else tuple(results)
 
 
 # Writes in place ------------------------------------------------------------------------------------------------------
-# Where inductor decides for one, what the op reads beside must have memory of its own. In a functional graph a copy of
-# an old value is the old value, so inductor drops the copy. Then it looks whether what an op writes is used later, and
-# lets the op write in place if not; it does not look whether the op itself reads it, too.
+# In a functional graph a copy of an old value is the old value, so inductor drops the copy. Then inductor lets an op
+# write in place if no later node uses the old value. It does not consider that the op itself may read the old value
+# (pytorch/pytorch#198031). So the arguments that an op reads get memory of their own.
 
 
 #: Without: in compiled graphs, an op may read what it has already written
-def separate_reads(reinplace: Any) -> None:
-    """Copy what an op of ours reads, where that may be memory that it writes."""
-    original = reinplace.reinplace_inplaceable_ops_core
-    functional = (torch.ops.higher_order.auto_functionalized, torch.ops.higher_order.auto_functionalized_v2)
+def _read_before_written(ir: Any, overload: OpOverload, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """Return the arguments of a call, with copies of tensors that share memory with a tensor that the op writes to."""
+    if not overload._schema.is_mutable:
+        return args, kwargs
+    arguments = overload._schema.arguments
+    values = {**dict(zip((each.name for each in arguments), args, strict=False)), **kwargs}
+    written = [
+        x for each in arguments if each.is_write for x in tree_leaves(values.get(each.name)) if isinstance(x, ir.IRNode)
+    ]
+    for x in written:
+        x.realize()
+    buffers = {x.get_name() for x in written}
 
-    def core(graph: torch.fx.Graph) -> None:
-        for node in list(graph.nodes):
-            op: Any = node.args[0] if node.op == "call_function" and node.target in functional else None
-            if isinstance(op, OpOverload) and hasattr(torch_op_of(op._name.replace("__writes", "")), "_definition"):
-                written, tensors = [*_written(node)], set(_arguments(node, written=True))
-                for read in dict.fromkeys(_arguments(node, written=False)):
-                    if read not in tensors and any(may_overlap(read.meta["val"], each) for each in written):
-                        _copy(graph, node, read)
-        original(graph)
+    def apart(x: Any) -> Any:
+        if not isinstance(x, ir.TensorBox):
+            return x
+        x.realize()
+        if x.get_name() not in buffers:
+            return x
+        return ir.ExternKernel.require_exact_strides(ir.ExternKernel.copy_input(x), x.get_stride())
 
-    reinplace.reinplace_inplaceable_ops_core = core
-
-
-def _arguments(node: torch.fx.Node, *, written: bool) -> Iterator[torch.fx.Node]:
-    """The tensors among the arguments of a call, by what the schema says of them."""
-    overload: Any = node.args[0]
-    for argument in overload._schema.arguments:
-        if argument.is_write is written:
-            values = node.kwargs.get(argument.name)
-            for each in values if isinstance(values, (list, tuple)) else (values,):
-                if isinstance(each, torch.fx.Node) and isinstance(each.meta.get("val"), torch.Tensor):
-                    yield each
-
-
-def _written(node: torch.fx.Node) -> Iterator[torch.Tensor]:
-    """What a call writes: tensors, or views that are described by their base."""
-    if node.target is torch.ops.higher_order.auto_functionalized:
-        yield from (each.meta["val"] for each in _arguments(node, written=True))
-        return
-    functionalize = torch._higher_order_ops.auto_functionalize
-    overload: Any = node.args[0]
-    names, types = functionalize.get_mutable_args(overload)
-    values: Any = torch.fx.map_arg(dict(node.kwargs), lambda each: each.meta["val"])
-    kwargs = dict(values)
-    bases = list(kwargs.pop("_all_bases"))
-    views = functionalize.read_view_information_from_args(names, types, kwargs, bases)
-    for view in views.values():
-        for each in view if isinstance(view, list) else (view,):
-            if each is not None:
-                yield each.regenerate_view(bases)
-
-
-def _copy(graph: torch.fx.Graph, node: torch.fx.Node, read: torch.fx.Node) -> None:
-    value = read.meta["val"]
-    with graph.inserting_before(node):
-        copy = graph.call_function(torch.ops.aten.clone.default, (read,))
-    with value.fake_mode:
-        copy.meta["val"] = value.clone()
-    node.kwargs = {
-        name: given if name == "_all_bases" else torch.fx.map_arg(given, lambda each: copy if each is read else each)
-        for name, given in node.kwargs.items()
-    }
+    read = {each.name for each in arguments if not each.is_write}
+    named = zip((each.name for each in arguments), args, strict=False)
+    args = tuple(tree_map(apart, value) if name in read else value for name, value in named)
+    return args, {name: tree_map(apart, value) if name in read else value for name, value in kwargs.items()}
 
 
 # ----------------------------------------------------------------------------------------------------------------------

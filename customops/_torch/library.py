@@ -19,8 +19,12 @@ from torch._library import simple_registry as _torch_registry
 from torch._ops import OpOverload as OpOverload
 from torch._ops import OpOverloadPacket as OpOverloadPacket
 from torch._ops import _refresh_packet
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.functional_tensor import FunctionalTensorMode
+from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
 from torch.library import Library as Library
 
+from customops._torch import hooks
 from customops._torch.dispatcher import has_kernel
 from customops.errors import UnregisteredError
 
@@ -166,29 +170,24 @@ dispatch_cache: Callable[[OpOverload], dict[Any, Any]] = operator.attrgetter("_d
 torch_impl: Callable[..., None] = Library.impl
 
 
-def watch_registrations(changed: Callable[[str], object]) -> None:
-    """Call ``changed(qualname)`` for a kernel of any Library, but not at Meta: calls with data never come there."""
+def watch_registrations(module: Any) -> None:
+    """Call `hooks.kernel_registered` for a kernel of any Library, but not at Meta: calls with data never come there."""
 
     @functools.wraps(torch_impl)
     def watched(library: Any, op_name: Any, fn: Any, dispatch_key: str = "", **options: Any) -> None:
         torch_impl(library, op_name, fn, dispatch_key, **options)
         if dispatch_key != "Meta":
-            changed(name_in(library, op_name))
+            hooks.kernel_registered(name_in(library, op_name))
 
-    cast(Any, Library).impl = watched
-
-
-def watch_loading(loaded: Callable[[], object]) -> None:
-    """Call ``loaded()`` when a shared library was loaded; C++ code that Python imports as a module goes unseen."""
-    _Ops.load_library = followed(_Ops.load_library, lambda *_, **__: loaded())
+    module.Library.impl = watched
 
 
-def watch_profiling(changed: Callable[[bool], object]) -> None:
-    """Call ``changed(True)`` when a profiler starts, ``changed(False)`` when it stops: torch has no hook for it."""
-    profiler: Any = torch.autograd.profiler
-    for name, profiles in (("_run_on_profiler_start", True), ("_run_on_profiler_stop", False)):
-        if hasattr(profiler, name):  # else kernels have no names in profiles
-            setattr(profiler, name, followed(getattr(profiler, name), functools.partial(changed, profiles)))
+def watch_loading(module: Any) -> None:
+    """Call `hooks.kernel_registered` when ``torch.ops`` has loaded a shared library.
+
+    C++ code that Python imports as a module goes unseen.
+    """
+    module._Ops.load_library = followed(module._Ops.load_library, lambda *_, **__: hooks.kernel_registered())
 
 
 def name_in(library: Library, op: str | OpOverload) -> str:
@@ -442,6 +441,10 @@ def disclaim(qualname: str, library: Library) -> None:
         _torch_custom_ops.OPDEFS.pop(qualname, None)
 
 
+#: The modes that compilers and `make_fx` trace with.
+_TRACERS = (FakeTensorMode, FunctionalTensorMode, ProxyTorchDispatchMode)
+
+
 class _NamedRules(_torch_registry.GenericTorchDispatchRuleHolder):
     """The rules of one op for dispatch modes and tensor subclasses, some of them for classes given by their names.
 
@@ -454,6 +457,8 @@ class _NamedRules(_torch_registry.GenericTorchDispatchRuleHolder):
         self._named: dict[str, Callable[..., Any]] = {}
 
     def find(self, torch_dispatch_class: type) -> Callable[..., Any] | None:
+        if torch_dispatch_class in _TRACERS:
+            hooks.op_traced()
         found = super().find(torch_dispatch_class)
         name = f"{torch_dispatch_class.__module__}.{torch_dispatch_class.__qualname__}"
         return self._named.get(name) if found is None else found

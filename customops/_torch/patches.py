@@ -1,92 +1,129 @@
-"""What ``import customops`` changes of torch: modules, which `PATCHES` lists, and `torch.ops`, `Library`, the profiler.
+"""The places of torch that customops changes, and when. `import customops` changes none.
 
-`install` makes these changes. No other module changes torch on import.
-
-A module of torch that is not loaded yet is changed when it is. Each change asks whether torch needs it.
+Each change affects only calls, graphs and tables with ops of customops. A change is made in the situation that needs it
+and in no other: see `Stage`. With ``CUSTOMOPS_PATCH_TORCH=0`` in the environment, none is made.
 """
 
 from __future__ import annotations
 
+import os
 import sys
+import threading
 from collections.abc import Callable
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
-from customops._torch import autograd, dynamo, fakes, functionalization, hooks, inductor, library
-from customops._torch.stand_ins import stand_ins
+from customops._torch import autograd, functionalization, hooks, inductor, library
 
-#: Modules of torch, and what changes them: called with the module when it is loaded.
-PATCHES: tuple[tuple[str, Callable[[Any], object]], ...] = (
-    # What torch gets wrong for custom operators:
-    # torch.func.linearize computes a buffer in advance, before an op writes to it.
-    ("torch.fx.experimental.const_fold", autograd.fold_nothing_beside_writes),
-    # make_fx wants a value for each parameter of the function that an op wraps, those with a default included.
-    ("torch.fx.experimental.proxy_tensor", fakes.leave_arguments_out),
-    # torch mistakes the offset of a view in its storage for one in the input; it functionalizes only ops of tensors.
-    ("torch._higher_order_ops.auto_functionalize", functionalization.correct_functionalization),
-    # inductor takes the symbolic offset of a view for 0 (pytorch/pytorch#198068).
-    ("torch._inductor.lowering", inductor.add_storage_offset),
-    # inductor lets an op write over memory that it reads (pytorch/pytorch#198031).
-    ("torch._inductor.fx_passes.reinplace", inductor.separate_reads),
-    # inductor calls out variants with arguments in another order, or fails.
-    ("torch._inductor.ir", inductor.correct_out_variants),
-    # The keys of compile caches hold the names of ops, and not what they do (pytorch/pytorch#144344).
-    ("torch._inductor.codecache", inductor.add_fingerprints),
-    # Where torch has no hook:
-    # The lines that guards name are those of this package. `output_graph` has a name of its own for the same function.
-    ("torch._dynamo.guards", dynamo.hide_frames),
-    ("torch._dynamo.output_graph", dynamo.hide_frames),
-    # Decompositions and lowerings are given before inductor loads.
-    ("torch._inductor.decomposition", inductor.enter_decompositions),
-    ("torch._inductor.lowering", inductor.enter_lowerings),
-    # export makes a table of its own each time.
-    ("torch.export.decomp_utils", inductor.enter_in_export),
-    # Calls in graphs go through the dispatcher.
-    ("torch._inductor.ir", inductor.call_directly),
+#: When a change is made: an op was defined or adopted; an op is traced; an op that writes is traced; an op that writes
+#: and returns lists or numbers is traced; an op has a decomposition for export.
+Stage = Literal["defined", "traced", "writes", "writes and returns", "export"]
+
+
+class Patch(NamedTuple):
+    """A place of torch that is changed."""
+
+    stage: Stage
+    place: str  #: the module and the name, ``torch.library:Library.impl``
+    change: Callable[[Any], object]  #: called with the module, once it is loaded
+    without: str  #: what torch does without the change
+    issue: str = ""  #: where torch tracks it
+
+
+PATCHES = (
+    Patch(
+        "defined",
+        "torch.library:Library.impl",
+        library.watch_registrations,
+        "customops does not see kernels that others register, so calls always take the dispatcher",
+    ),
+    Patch(
+        "defined",
+        "torch._ops:_Ops.load_library",
+        library.watch_loading,
+        "customops does not see kernels of shared libraries, so calls always take the dispatcher",
+    ),
+    Patch(
+        "traced",
+        "torch._inductor.codecache:FxGraphHashDetails.__init__",
+        inductor.add_fingerprints,
+        "compile caches on disk return the code of an earlier definition of an op",
+        "pytorch/pytorch#144344",
+    ),
+    Patch(
+        "writes",
+        "torch._higher_order_ops.auto_functionalize:try_use_slice",
+        functionalization.correct_slices,
+        "in compiled code, writes to a view of an input that is a view itself are lost",
+    ),
+    Patch(
+        "writes",
+        "torch._inductor.lowering:lowerings[aten.sym_storage_offset.default]",
+        inductor.add_storage_offset,
+        "in code compiled for dynamic shapes, writes to several slices land in the first slice",
+        "pytorch/pytorch#198068",
+    ),
+    Patch(
+        "writes",
+        "torch.fx.experimental.const_fold:split_const_subgraphs",
+        autograd.fold_nothing_beside_writes,
+        "torch.func.linearize computes with the values of a buffer before an op writes to it",
+    ),
+    Patch(
+        "writes and returns",
+        "torch._higher_order_ops.auto_functionalize:can_auto_functionalize",
+        functionalization.allow_returns,
+        "ops that write, and return lists or numbers, cannot be compiled",
+    ),
+    Patch(
+        "export",
+        "torch.export.decomp_utils:CustomDecompTable.__init__",
+        inductor.enter_in_export,
+        "decompositions for export are not followed",
+    ),
 )
 
+#: Tables of torch in which our ops are entered once they are traced. Entries of others stay as they are.
+TABLES: tuple[tuple[str, Callable[[Any], object]], ...] = (
+    ("torch._inductor.decomposition", inductor.enter_decompositions),
+    ("torch._inductor.lowering", inductor.enter_lowerings),
+)
 
-def install() -> None:
-    """Change torch, once in a process. The changed functions call those of `hooks`."""
-    if _waiting in sys.meta_path:  # `importlib.reload`
+enabled = os.environ.get("CUSTOMOPS_PATCH_TORCH", "1") != "0"
+_lock = threading.RLock()
+_pending: dict[str, list[Patch]] = {}
+_pending_tables = list(TABLES)
+for _patch in PATCHES if enabled else ():
+    _pending.setdefault(_patch.stage, []).append(_patch)
+
+
+def apply(stage: Stage) -> None:
+    """Make the changes of a stage in the modules that are loaded. Other modules wait for the next call."""
+    if not _pending.get(stage):
         return
-    with stand_ins():
-        library.watch_registrations(hooks.kernel_registered)  # torch.library.Library: `impl`
-        library.watch_loading(hooks.kernel_registered)  # torch.ops: `load_library`
-        library.watch_profiling(hooks.profiling_changed)  # torch.autograd.profiler: its start and stop
-        sys.meta_path.insert(0, _waiting)
-        for module, change in PATCHES:
-            when_loaded(module, change)
+    with _lock:
+        for patch in _pending[stage][:]:
+            module = sys.modules.get(patch.place.partition(":")[0])
+            if module is not None:
+                patch.change(module)
+                _pending[stage].remove(patch)
 
 
-def when_loaded(module: str, change: Callable[[Any], object]) -> None:
-    """Call ``change(module)`` now, or when it is imported."""
-    if module in sys.modules:
-        change(sys.modules[module])
-    else:
-        _waiting.changes.setdefault(module, []).append(change)
+def applied() -> list[Patch]:
+    """Return the changes that were made in this process."""
+    return [patch for patch in PATCHES if enabled and patch not in _pending[patch.stage]]
 
 
-class _Waiting(MetaPathFinder):
-    """Calls functions with modules that are imported later."""
-
-    def __init__(self) -> None:
-        self.changes: dict[str, list[Callable[[Any], object]]] = {}
-
-    def find_spec(self, name: str, path: Any, target: Any = None) -> ModuleSpec | None:
-        if name not in self.changes:
-            return None
-        others = (finder for finder in sys.meta_path if finder is not self)
-        spec = next(filter(None, (finder.find_spec(name, path, target) for finder in others)), None)
-        if spec is not None and spec.loader is not None:
-            loader: Any = spec.loader
-            loader.exec_module = library.followed(loader.exec_module, self._loaded)
-        return spec
-
-    def _loaded(self, module: Any) -> None:
-        for change in self.changes.pop(module.__name__, ()):
-            change(module)
+def trace() -> None:
+    """Prepare compilers for an op of ours that is being traced."""
+    apply("traced")
+    if not _pending_tables:
+        return
+    with _lock:
+        for table in _pending_tables[:]:
+            module = sys.modules.get(table[0])
+            if module is not None:
+                table[1](module)
+                _pending_tables.remove(table)
 
 
-_waiting = _Waiting()
+hooks.op_traced = trace

@@ -21,8 +21,8 @@ from typing import Any
 import torch
 
 from customops import _torch as _core
-from customops._torch.patches import when_loaded
 from customops._versions import NEWEST, OLDEST, spelled
+from customops.backend._imports import when_loaded
 from customops.backend.errors import BackendError
 from customops.errors import UnsupportedError
 

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from customops import _torch
 from customops.backend import _compat
+from customops.backend._imports import when_loaded
 from customops.backend.errors import BackendError, WrongDeviceError
 from customops.backend.fallbacks import mapped
 
@@ -265,7 +266,7 @@ def install(module: DeviceModule, collectives: Collectives | None, undo: context
     for op, kernel in _compat.functional_outs():
         _torch.library.impl(library, op, kernel, "PrivateUse1")
     change = functools.partial(_compat.change_offsets, _ShardState)
-    _torch.patches.when_loaded("torch.distributed.tensor._random", change)
+    when_loaded("torch.distributed.tensor._random", change)
 
 
 class _ShardState:

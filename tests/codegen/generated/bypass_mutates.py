@@ -56,7 +56,7 @@ def autograd(_keyset, /, x, y, *, n=_default_2):
         if not (_records and ((x is not None and x.requires_grad) or (y is not None and y.requires_grad))):
             if x is not None:
                 _increment_version((x,))
-            _fn = _current.fn
+            _fn = _current.fn if not _profiler._is_profiler_enabled else _current.named()
             if _autocast_is_on():
                 _result = _call_plainly(_fn, x, y, n=n)
             elif _records:
@@ -81,7 +81,7 @@ def autograd(_keyset, /, x, y, *, n=_default_2):
 
 # CompositeExplicitAutograd
 def kernel(x, y, *, n=_default_2):
-    _fn = _current.fn
+    _fn = _current.fn if not _profiler._is_profiler_enabled else _current.named()
     if _autocast_is_on() or _is_excluded(_conjugate):
         _result = _call_plainly(_fn, x, y, n=n)
     elif _is_grad_enabled():
@@ -100,7 +100,7 @@ def kernel(x, y, *, n=_default_2):
 def kernel(x, y, *, n=_default_2):
     if x is not None:
         _increment_version((x,))
-    _fn = _current.fn
+    _fn = _current.fn if not _profiler._is_profiler_enabled else _current.named()
     if _autocast_is_on() or _is_excluded(_conjugate):
         _result = _call_plainly(_fn, x, y, n=n)
     elif _is_grad_enabled():
@@ -121,7 +121,7 @@ def ad_inplace_or_view(_keyset, /, x, y, *, n=_default_2):
     if _current is not None and _forward_ad._current_level < 0:
         if x is not None:
             _increment_version((x,))
-        _fn = _current.fn
+        _fn = _current.fn if not _profiler._is_profiler_enabled else _current.named()
         if _autocast_is_on():
             _result = _call_plainly(_fn, x, y, n=n)
         elif _is_grad_enabled():

@@ -7,7 +7,7 @@ def autograd(_keyset, /, size, *, device):
     if _current is not None and _forward_ad._current_level < 0:
         _records = _is_grad_enabled()
         if not False:
-            _fn = _current.fn
+            _fn = _current.fn if not _profiler._is_profiler_enabled else _current.named()
             if _autocast_is_on():
                 _result = _call_plainly(_fn, size, device=device)
             elif _records:
@@ -32,7 +32,7 @@ def autograd(_keyset, /, size, *, device):
 
 # CompositeExplicitAutograd
 def kernel(size, *, device):
-    _fn = _current.fn
+    _fn = _current.fn if not _profiler._is_profiler_enabled else _current.named()
     if _autocast_is_on() or _is_excluded(_conjugate):
         _result = _call_plainly(_fn, size, device=device)
     elif _is_grad_enabled():

@@ -6,7 +6,7 @@ def autograd(___keyset, /, ___from, _result, __fn, type, _____debug__, ___await=
     if ___current is not None and ___forward_ad._current_level < 0:
         ___records = ___is_grad_enabled()
         if not (___records and ((___from is not None and ___from.requires_grad) or (_result is not None and _result.requires_grad))):
-            ___fn = ___current.fn
+            ___fn = ___current.fn if not ___profiler._is_profiler_enabled else ___current.named()
             if ___autocast_is_on():
                 ___result = ___call_plainly(___fn, ___from, _result, __fn, type, _____debug__, ___await)
             elif ___records:
@@ -43,7 +43,7 @@ def autograd(___keyset, /, ___from, _result, __fn, type, _____debug__, ___await=
 
 # CompositeExplicitAutograd
 def kernel(___from, _result, __fn, type, _____debug__, ___await=___default_5):
-    ___fn = ___current.fn
+    ___fn = ___current.fn if not ___profiler._is_profiler_enabled else ___current.named()
     if ___autocast_is_on() or ___is_excluded(___conjugate):
         ___result = ___call_plainly(___fn, ___from, _result, __fn, type, _____debug__, ___await)
     elif ___is_grad_enabled():

@@ -9,7 +9,7 @@ def autograd(_keyset, /, x, y, *, out):
         if not (_records and ((x is not None and x.requires_grad) or (y is not None and y.requires_grad) or (out is not None and out.requires_grad))):
             if out is not None:
                 _increment_version((out,))
-            _fn = _current.fn
+            _fn = _current.fn if not _profiler._is_profiler_enabled else _current.named()
             if _autocast_is_on():
                 _result = _call_plainly(_fn, x, y, out=out)
             elif _records:
@@ -27,7 +27,7 @@ def autograd(_keyset, /, x, y, *, out):
 
 # CompositeExplicitAutograd
 def kernel(x, y, *, out):
-    _fn = _current.fn
+    _fn = _current.fn if not _profiler._is_profiler_enabled else _current.named()
     if _autocast_is_on() or _is_excluded(_conjugate):
         _result = _call_plainly(_fn, x, y, out=out)
     elif _is_grad_enabled():
@@ -46,7 +46,7 @@ def kernel(x, y, *, out):
 def kernel(x, y, *, out):
     if out is not None:
         _increment_version((out,))
-    _fn = _current.fn
+    _fn = _current.fn if not _profiler._is_profiler_enabled else _current.named()
     if _autocast_is_on() or _is_excluded(_conjugate):
         _result = _call_plainly(_fn, x, y, out=out)
     elif _is_grad_enabled():
@@ -67,7 +67,7 @@ def ad_inplace_or_view(_keyset, /, x, y, *, out):
     if _current is not None and _forward_ad._current_level < 0:
         if out is not None:
             _increment_version((out,))
-        _fn = _current.fn
+        _fn = _current.fn if not _profiler._is_profiler_enabled else _current.named()
         if _autocast_is_on():
             _result = _call_plainly(_fn, x, y, out=out)
         elif _is_grad_enabled():

@@ -7,7 +7,7 @@ def autograd(_keyset, /, x, y, by):
     if _current is not None and _forward_ad._current_level < 0:
         _records = _is_grad_enabled()
         if not (_records and ((x is not None and x.requires_grad) or (y is not None and y.requires_grad))):
-            _fn = _current.fn
+            _fn = _current.fn if not _profiler._is_profiler_enabled else _current.named()
             if _autocast_is_on():
                 _result = _call_plainly(_fn, x, y, by)
             elif _records:
@@ -44,7 +44,7 @@ def autograd(_keyset, /, x, y, by):
 
 # CompositeExplicitAutograd
 def kernel(x, y, by):
-    _fn = _current.fn
+    _fn = _current.fn if not _profiler._is_profiler_enabled else _current.named()
     if _autocast_is_on() or _is_excluded(_conjugate):
         _result = _call_plainly(_fn, x, y, by)
     elif _is_grad_enabled():

@@ -6,7 +6,7 @@ def autograd(_keyset, /, x, dim):
     if _current is not None and _forward_ad._current_level < 0:
         _records = _is_grad_enabled()
         if not (_records and x.requires_grad):
-            _fn = _current.fn
+            _fn = _current.fn if not _profiler._is_profiler_enabled else _current.named()
             if _autocast_is_on():
                 _result = _call_plainly(_fn, x, dim)
             elif _records:
@@ -31,7 +31,7 @@ def autograd(_keyset, /, x, dim):
 
 # CompositeExplicitAutograd
 def kernel(x, dim):
-    _fn = _current.fn
+    _fn = _current.fn if not _profiler._is_profiler_enabled else _current.named()
     if _autocast_is_on():
         _result = _call_plainly(_fn, x, dim)
     elif _is_grad_enabled():
