@@ -24,7 +24,7 @@ import customops
 from customops import _torch
 from customops._cli.screen import FAULTY, FINE, say, wrapped
 from customops._describe.render import table, width_of_screen
-from customops._torch import patches
+from customops._torch.patches import PATCHES, STAGES, TABLES, Patch
 from customops._torch.stand_ins import WITHOUT
 from customops._versions import NEWEST, OLDEST, spelled
 from customops._versions import release as release_of
@@ -34,7 +34,8 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "doctor",
         help="say which private parts of torch are used, and whether this torch has them",
-        description="Try each private name of torch that customops uses. For what is missing, say what does not work.",
+        description="Try each private name of torch that customops uses, and list the places of torch that it changes. "
+        "For each missing name, say what does not work.",
         epilog="Exit status: 0 if all are there that this torch should have, 1 if one is missing.",
     )
     parser.set_defaults(run=_doctor)
@@ -62,10 +63,22 @@ def _doctor(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int
         rows.append((subsystem, "; ".join(states) or f"all {there} there", "; ".join(needs)))
         total += there
     say(table(rows, ("part of torch", "state", "needed, or else"), width))
+    say(
+        wrapped(
+            "Places of torch that customops changes. CUSTOMOPS_PATCH_TORCH=0 in the environment changes none.", width
+        )
+    )
+    changes = [(patch.place.replace(":", "."), STAGES[patch.stage], without(patch)) for patch in PATCHES]
+    say(table(changes, ("place", "changed when", "without the change"), width))
     advice = f"Use a torch that customops is tested on, {tested}, or report this output."
     for line in (*later, *gone, advice if gone else f"All of {total} names are there."):
         say(wrapped(line, width))
     return FAULTY if gone else FINE
+
+
+def without(patch: Patch) -> str:
+    """Return what torch does without a change, and the issue."""
+    return f"{patch.without} ({patch.issue})" if patch.issue else patch.without
 
 
 class Probe(NamedTuple):
@@ -82,7 +95,7 @@ def probes() -> tuple[Probe, ...]:
     """Return a probe for each ``#: Without`` of the modules."""
     folder = Path(str(_torch.__file__)).parent
     sources = {path.stem: path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.py"))}
-    changes = [(patch.place.partition(":")[0], patch.change) for patch in patches.PATCHES] + [*patches.TABLES]
+    changes = [(patch.place.partition(":")[0], patch.change) for patch in PATCHES] + [*TABLES]
     found: list[Probe] = []
     for module, source in sources.items():
         handlers = {change.__name__: name for name, change in changes if change.__module__.endswith(f".{module}")}

@@ -121,6 +121,12 @@ def enter(overload: OpOverload, table: str, fn: Callable[..., Any] | None = None
     return forget
 
 
+def load_decompositions() -> None:
+    """Load inductor's table of decompositions if an op has a decomposition: AOTAutograd copies it before it traces."""
+    if _tables["inductor"]:
+        importlib.import_module("torch._inductor.decomposition")
+
+
 def _tell_inductor(overload: OpOverload) -> None:
     """Let the tables of inductor, if it is loaded, say of an op what the tables here say."""
     if (module := sys.modules.get("torch._inductor.decomposition")) is not None:

@@ -458,7 +458,8 @@ class _NamedRules(_torch_registry.GenericTorchDispatchRuleHolder):
 
     def find(self, torch_dispatch_class: type) -> Callable[..., Any] | None:
         if torch_dispatch_class in _TRACERS:
-            hooks.op_traced()
+            in_compiler = torch._guards.TracingContext.try_get() is not None
+            hooks.op_traced(in_compiler or torch_dispatch_class is ProxyTorchDispatchMode)
         found = super().find(torch_dispatch_class)
         name = f"{torch_dispatch_class.__module__}.{torch_dispatch_class.__qualname__}"
         return self._named.get(name) if found is None else found

@@ -14,9 +14,15 @@ from typing import Any, Literal, NamedTuple
 
 from customops._torch import autograd, functionalization, hooks, inductor, library
 
-#: When a change is made: an op was defined or adopted; an op is traced; an op that writes is traced; an op that writes
-#: and returns lists or numbers is traced; an op has a decomposition for export.
 Stage = Literal["defined", "traced", "writes", "writes and returns", "export"]
+#: The situation that needs a change.
+STAGES: dict[Stage, str] = {
+    "defined": "the first op is defined or adopted",
+    "traced": "an op is traced",
+    "writes": "an op that writes is traced",
+    "writes and returns": "an op that writes, and returns lists or numbers, is traced",
+    "export": "a decomposition for export is registered",
+}
 
 
 class Patch(NamedTuple):
@@ -113,11 +119,13 @@ def applied() -> list[Patch]:
     return [patch for patch in PATCHES if enabled and patch not in _pending[patch.stage]]
 
 
-def trace() -> None:
-    """Prepare compilers for an op of ours that is being traced."""
+def trace(records: bool) -> None:
+    """Prepare compilers for an op of ours that is being traced; `records`: the trace makes a graph."""
     apply("traced")
     if not _pending_tables:
         return
+    if records:
+        inductor.load_decompositions()
     with _lock:
         for table in _pending_tables[:]:
             module = sys.modules.get(table[0])

@@ -6,12 +6,14 @@ import pytest
 
 from customops._cli import doctor
 from customops._cli import main as check
+from customops._torch import patches
 
 
 def test_names_are_read_off_the_code() -> None:
     found = {name: probe for probe in doctor.probes() for name in probe.names}
     assert found["torch._C._dynamo.guards.TensorGuards"].without == "no op can be called without the dispatcher"
-    assert found["torch._inductor.ir.FallbackKernel.codegen"].subsystem == "inductor"  # what a change of `patches` gets
+    found_in = found["torch._inductor.codecache.FxGraphHashDetails.__init__"]
+    assert found_in.subsystem == "inductor"  # the argument of a change that `patches` lists
     assert found["torch._functorch.aot_autograd"].subsystem == "for_checks"  # what is imported late
     assert not any("is_wrapper_or_member_descriptor" in name for name in found)  # asked for with getattr
     assert len(found) > 150
@@ -20,6 +22,13 @@ def test_names_are_read_off_the_code() -> None:
 def test_all_names_are_there(capsys: pytest.CaptureFixture[str]) -> None:
     assert check.main(["doctor"]) == 0
     assert "names are there" in capsys.readouterr().out
+
+
+def test_the_places_that_are_changed_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    check.main(["doctor"])
+    printed = " ".join(capsys.readouterr().out.split())
+    assert all(place in printed for place in ("torch.library.Library.impl", "pytorch/pytorch#144344"))
+    assert len(patches.PATCHES) == 8
 
 
 def test_what_is_missing_is_said(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,8 +28,10 @@ def test_importing_the_package_loads_few_modules_of_its_own() -> None:
 def test_reloading_the_package_changes_torch_once() -> None:
     program = """
 import importlib, sys, torch, customops
+customops.custom_op("reloaded::f", lambda x: x.clone(), schema="(Tensor x) -> Tensor")
 before = [*sys.meta_path], torch.library.Library.impl
 importlib.reload(customops)
+customops.custom_op("reloaded::g", lambda x: x.clone(), schema="(Tensor x) -> Tensor")
 result = before == ([*sys.meta_path], torch.library.Library.impl)
 """
     assert run_isolated(program).value is True
