@@ -189,17 +189,16 @@ def on_meta(plan: FallbackPlan, args: Iterable[Any], kwargs: dict[str, Any]) -> 
 # A record of what ran where, and what it took, for the coverage report ------------------------------------------------
 
 
-@dataclass
+@dataclass(frozen=True)
 class Spent:
-    """What calls took."""
+    """The cost of some calls."""
 
     calls: int = 0
     seconds: float = 0.0  #: without the ops that a call itself calls
     nbytes: int = 0  #: of the tensors of the device that they read and wrote
 
-    def add(self, other: Spent) -> None:
-        self.calls, self.seconds = self.calls + other.calls, self.seconds + other.seconds
-        self.nbytes += other.nbytes
+    def __add__(self, other: Spent) -> Spent:
+        return Spent(self.calls + other.calls, self.seconds + other.seconds, self.nbytes + other.nbytes)
 
 
 #: By op, and by ``file:line`` of the user.
@@ -218,7 +217,7 @@ class Journal:
     def add(self, other: Journal) -> None:
         for mine, others in ((self.native, other.native), (self.fallback, other.fallback)):
             for key, spent in others.items():
-                mine[key].add(spent)
+                mine[key] += spent
         self.failed.update(other.failed)
 
 
@@ -259,7 +258,7 @@ class Measured:
         place = f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else "?"
         values = (*args, *kwargs.values(), result)
         tensors = {id(tensor): tensor for tensor in tensors_in(values) if not tensor.is_cpu}
-        ran[self.op, place].add(Spent(1, own, sum(tensor.nbytes for tensor in tensors.values())))
+        ran[self.op, place] += Spent(1, own, sum(tensor.nbytes for tensor in tensors.values()))
         _inner.seconds = self.before + time.perf_counter() - self.start  # with what measuring took
 
 
