@@ -65,7 +65,6 @@ _PrivateUse1 = _find("_C._autograd.DeviceType.PrivateUse1")
 backend_name: Callable[[], str] = _find("_C._get_privateuse1_backend_name")
 rename: Callable[[str], None] = _find("utils.backend_registration.rename_privateuse1_backend")
 generate_methods: Callable[..., None] = _find("utils.backend_registration.generate_methods_for_privateuse1_backend")
-custom_mod_func: Callable[[str], Any] = _find("utils.backend_registration._get_custom_mod_func")
 register_device_module: Callable[[str, Any], None] = _find("_register_device_module")
 set_conj: Callable[[torch.Tensor, bool], None] = _find("_C._set_conj")
 set_neg: Callable[[torch.Tensor, bool], None] = _find("_C._set_neg")
@@ -452,10 +451,8 @@ def tell_compilers(name: str, kernels: Callable[[], str], is_called: Callable[[s
 def _enter_interface(name: str, interfaces: Any) -> None:
     module = getattr(torch, name)
     asked = "current_device set_device device_count is_available synchronize memory_allocated stream current_stream"
-    members: dict[str, Any] = {
-        each: staticmethod(getattr(module, each)) for each in asked.split() if hasattr(module, each)
-    }
-    members |= {each: getattr(module, each) for each in ("device", "Stream", "Event") if hasattr(module, each)}
+    members: dict[str, Any] = {each: staticmethod(getattr(module, each)) for each in asked.split()}
+    members |= {each: getattr(module, each) for each in ("device", "Stream", "Event")}
     members["is_triton_capable"] = staticmethod(lambda device=None: False)
     members["Worker"] = type("Worker", (interfaces.CpuInterface.Worker,), {"current_device": members["current_device"]})
     interfaces.register_interface_for_device(name, type("Interface", (interfaces.CpuInterface,), members))

@@ -343,11 +343,9 @@ def _copied(hook: Callable[..., object], source: Any, target: Any) -> None:
     """Call a hook that copies. One that returns the bytes has copied nothing."""
     result = hook(source, target)
     if result is not None:
-        name, fix = (
-            getattr(hook, "__name__", "the hook"),
-            "write into the tensor or block that it gets, and return None",
-        )
+        name = getattr(hook, "__name__", "the hook")
         problem = f"{name} returned something, and is to copy in place"
+        fix = "write into the tensor or block that it gets, and return None"
         raise BackendError(problem, op=name, expected="None", got=type(result).__name__, fix=fix)
 
 

@@ -157,11 +157,11 @@ def get_custom_mod_func(func_name: str) -> Callable[..., Any]:
     if not isinstance(func_name, str):
         raise BackendNameError("the name of a function is a string", got=repr(func_name))
     name = _compat.backend_name()
-    function = getattr(getattr(torch, name, None), func_name, None)
+    function: Callable[..., Any] | None = getattr(getattr(torch, name, None), func_name, None)
     if function is None:
         fix = f"register_backend makes torch.{name}; or define {func_name} in the module given to torch"
         raise BackendError(f"Try to call torch.{name}.{func_name}: there is none", fix=fix)
-    return _compat.custom_mod_func(func_name)  # type: ignore[no-any-return]
+    return function
 
 
 # ----------------------------------------------------------------------------------------------------------------------
