@@ -291,11 +291,6 @@ def swap_memory(one: torch.UntypedStorage, other: torch.UntypedStorage) -> None:
         words[0][word], words[1][word] = words[1][word], words[0][word]
 
 
-def not_resizable(tensor: torch.Tensor) -> torch.Tensor:
-    """A CPU tensor over the same memory, whose storage cannot grow."""
-    return _from_dlpack(_to_dlpack(tensor))  # type: ignore[no-any-return]
-
-
 def replace(undo: contextlib.ExitStack, path: str, value: Any) -> None:
     """Put `value` at a path below `torch`, until `undo` is closed."""
     place, _, attribute = path.rpartition(".")
@@ -339,7 +334,8 @@ def single_threaded_backward(undo: contextlib.ExitStack, name: str, *, pin_memor
         if pins and not pin_memory:  # to raise in the C++ of the model would end the process
             problem = "DistributedDataParallel that looks for unused parameters takes pinned memory"
             raise UnsupportedError(problem, op="backward", fix="register_backend(..., pin_memory=True)")
-        with torch.autograd.set_multithreading_enabled(False), _Pinning() if pins else contextlib.nullcontext():
+        pinning: Any = _Pinning if pins else contextlib.nullcontext
+        with torch.autograd.set_multithreading_enabled(False), pinning():
             _unwound.error = None
             try:
                 return _run_backward(*args, **kwargs)
@@ -357,9 +353,6 @@ class _Pinning(_core.dispatcher.TorchDispatchMode):
     """Pinned memory of the CPU, for C++ that asks for it."""
 
     supports_higher_order_operators = True
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         pins = (kwargs or {}).pop("pin_memory", None)

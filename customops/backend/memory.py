@@ -10,7 +10,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import os
-import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -21,16 +20,11 @@ from torch import Tensor
 from customops import _torch
 from customops.backend import _compat
 from customops.backend.errors import BackendError
+from customops.backend.streams import Current
 from customops.errors import UnsupportedError
 
 #: ``allocate(nbytes, index)``: a writable array of that many bytes, as NumPy has them.
 Allocate = Callable[[int, int], Any]
-
-
-class CurrentDevice(threading.local):
-    """The current device of each thread."""
-
-    index = 0
 
 
 class Tally:
@@ -61,7 +55,7 @@ class Memory:
 
     copies = False  #: is what is lent a copy, which has to be given back?
 
-    def __init__(self, name: str, device_count: int, current: CurrentDevice, allocate: Allocate | None = None) -> None:
+    def __init__(self, name: str, device_count: int, current: Current, allocate: Allocate | None = None) -> None:
         self.name = name
         self.device_count = device_count
         self.allocate = allocate

@@ -29,7 +29,7 @@ from customops.backend.device_module import DeviceModule
 from customops.backend.errors import BackendError, BackendNameError
 from customops.backend.fallbacks import Fallback, Policy, check_policy
 from customops.backend.kernels import UserKernels
-from customops.backend.memory import CurrentDevice, Memory
+from customops.backend.memory import Memory
 from customops.backend.streams import Stream, Streams, standing_in
 from customops.backend.substitutes import SUBSTITUTES
 from customops.errors import UnsupportedError
@@ -453,12 +453,10 @@ def _as_tuple(value: Any, argument: str, single: type) -> tuple[Any, ...]:
 def _register(options: BackendOptions) -> Backend:
     """Do everything that can be undone, and then what cannot: hooks, and the name."""
     name = options.name
-    count, current = options.device_count, CurrentDevice()
-    streams = Streams(name, options.stream, current)
-    if options.memory is None:
-        own_memory = Memory(name, count, current, options.allocate)
-    else:
-        own_memory = HandleMemory(name, count, current, options.memory, streams)
+    streams = Streams(name, options.stream)
+    own_memory = Memory(name, options.device_count, streams.here, options.allocate)
+    if options.memory is not None:
+        own_memory = HandleMemory(options.device_count, options.memory, streams)
     module = DeviceModule(own_memory, options.amp_dtypes, streams)
     user_kernels = UserKernels(Fallback(own_memory, module, options.fallback), options.check)
     with contextlib.ExitStack() as undo:

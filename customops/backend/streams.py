@@ -234,17 +234,16 @@ class Streams:
 
     index_of: Callable[[Any], int]  #: the device module's
 
-    def __init__(self, name: str, kind: type[Stream], current: Any) -> None:
+    def __init__(self, name: str, kind: type[Stream]) -> None:
         self.name = name
         self.asynchronous = kind.start is not Stream.start
         self.ids = itertools.count(1)
         self.Stream: Any = type("Stream", (kind,), {"streams": self, "__doc__": kind.__doc__})
         self.Event: Any = type("Event", (Event,), {"streams": self, "__doc__": Event.__doc__})
-        self._device = current  # the current one of each thread, by its attribute `index`
         self._default: dict[int, Stream] = {}
         self._all: weakref.WeakValueDictionary[tuple[int, int], Stream] = weakref.WeakValueDictionary()
         self._lock = threading.RLock()
-        self.here = _OfThread()
+        self.here = Current()
         if self.asynchronous:
             atexit.register(self.wait)
             os.register_at_fork(after_in_child=self._after_fork)
@@ -279,7 +278,7 @@ class Streams:
     def find(self, stream: Any = None) -> Any:
         """Ours of torch's stream; None is the current one."""
         if stream is None:
-            return self.current(self._device.index)
+            return self.current(self.here.index)
         if isinstance(stream, Stream):
             return stream
         if isinstance(stream, torch.Stream) and stream.device.type == self.name:
@@ -292,14 +291,14 @@ class Streams:
     def set(self, stream: Any) -> None:
         found = self.find(stream)
         self.here.streams[found.device_index] = found
-        self._device.index = found.device_index
+        self.here.index = found.device_index
 
     def enter(self, stream: Stream) -> None:
-        self.here.entered.append((self.here.streams.get(stream.device_index), stream, self._device.index))
+        self.here.entered.append((self.here.streams.get(stream.device_index), stream, self.here.index))
         self.set(stream)
 
     def leave(self) -> None:
-        before, stream, self._device.index = self.here.entered.pop()
+        before, stream, self.here.index = self.here.entered.pop()
         self.here.streams[stream.device_index] = before
 
     def wait(self, index: int | None = None) -> None:
@@ -315,11 +314,13 @@ class Streams:
             stream.after_fork()
 
 
-class _OfThread(threading.local):
-    """The streams that one thread uses."""
+class Current(threading.local):
+    """The state of a thread: the device, the streams, and what has access to memory of the device."""
 
+    index = 0  #: of the current device
     running: Stream | None = None  #: the one whose work this thread runs
 
     def __init__(self) -> None:
         self.streams: dict[int, Stream | None] = {}  #: by device: those that are not the default
         self.entered: list[tuple[Stream | None, Stream, int]] = []  #: what was current before, and the one entered
+        self.scopes: list[Any] = []  #: the kernels, or blocks of the user, in which memory is open to the host
