@@ -198,7 +198,6 @@ class HandleMemory(Memory):
         return self.place(host, index)
 
     def place(self, host: Tensor, index: int) -> Tensor:
-        self.check_plain(host)
         plain = self.plain(host)
         if not plain.is_cpu:
             raise self.cannot_hold(host)

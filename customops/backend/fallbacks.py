@@ -508,8 +508,7 @@ class FallbackCall:
                 _compat.set_neg(tensor, host.is_neg())
 
     def _place(self, value: Any) -> Any:
-        if not self.results_here:
-            return value
-        if isinstance(value, Tensor):
-            return self.fallback.memory.place(value, self.index)
-        return [self._place(item) for item in value] if isinstance(value, (list, tuple)) else value
+        if isinstance(value, (list, tuple)):
+            return [self._place(item) for item in value]
+        is_placed = self.results_here and isinstance(value, Tensor)
+        return self.fallback.memory.place(value, self.index) if is_placed else value

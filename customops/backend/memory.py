@@ -111,8 +111,7 @@ class Memory:
         tally.freed += nbytes
 
     def place(self, host: Tensor, index: int) -> Tensor:
-        """What an op computed on the CPU, as a tensor of the device: in memory of `allocate`, if there is one."""
-        self.check_plain(host)
+        """Make a tensor of the device of what an op computed on the CPU: in memory of `allocate`, if there is one."""
         plain = self.plain(host)
         if self.allocate is None:
             return self.adopt(plain, index)
@@ -120,13 +119,10 @@ class Memory:
         _compat.as_cpu(tensor).copy_(plain)
         return tensor
 
-    def check_plain(self, host: Tensor) -> None:
+    def plain(self, host: Tensor) -> Tensor:
+        """Return a CPU tensor as it lies in memory: not lazily conjugated or negated, and with memory at all."""
         if host.layout is not torch.strided or host.is_quantized or host.is_nested:
             raise self.cannot_hold(host)
-
-    @staticmethod
-    def plain(host: Tensor) -> Tensor:
-        """A CPU tensor as it lies in memory: not lazily conjugated or negated, and with memory at all."""
         if host.is_conj() or host.is_neg():
             return host.resolve_conj().resolve_neg()
         if _compat.is_zero_tensor(host):  # torch makes zeros without memory for undefined gradients
