@@ -20,7 +20,7 @@ from torch import Tensor
 from customops import _torch
 from customops._places import user_stacklevel, users_frame
 from customops._schema.parse import from_dispatcher
-from customops._torch.trees import tensors_in
+from customops._torch.trees import tensors_in, tree_map
 from customops.backend import _compat
 from customops.backend.device_memory import HandleMemory, Loan
 from customops.backend.device_module import DeviceModule
@@ -147,7 +147,7 @@ def run_wider(plan: FallbackPlan, compute: Callable[..., Any], args: list[Any], 
         widened = True
         return value.to(dtypes[dtype]) if isinstance(value, Tensor) else dtypes[dtype]
 
-    wide_args, wide_kwargs = mapped(widen, args), {name: mapped(widen, value) for name, value in kwargs.items()}
+    wide_args, wide_kwargs = tree_map(widen, (args, kwargs))
     if not widened:
         return NotImplemented
     try:
@@ -168,11 +168,6 @@ def _narrow(result: Any, expected: Any) -> Any:
     return result.to(expected.dtype) if isinstance(result, Tensor) else result
 
 
-def mapped(function: Callable[[Any], Any], value: Any) -> Any:
-    """What a function makes of a value, or of each item of a list."""
-    return [mapped(function, item) for item in value] if isinstance(value, (list, tuple)) else function(value)
-
-
 def as_meta(value: Any) -> Any:
     """An argument of a call that computes sizes and dtypes alone."""
     if isinstance(value, Tensor):  # without an op of the device, which may have a kernel that asks for this
@@ -182,8 +177,8 @@ def as_meta(value: Any) -> Any:
 
 def on_meta(plan: FallbackPlan, args: Iterable[Any], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     """What a call returns, without memory, and its outs; RuntimeError where torch cannot tell."""
-    metas = {name: mapped(as_meta, value) for name, value in kwargs.items()}
-    return plan.op(*mapped(as_meta, list(args)), **metas), metas
+    args, metas = tree_map(as_meta, (tuple(args), kwargs))
+    return plan.op(*args, **metas), metas
 
 
 # A record of what ran where, and what it took, for the coverage report ------------------------------------------------

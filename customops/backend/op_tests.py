@@ -147,9 +147,8 @@ def _moved(sample: Any, name: str) -> Any:
         is_device = isinstance(value, (str, torch.device)) and str(value).partition(":")[0] == name
         return torch.device("cpu") if is_device else value
 
-    leaves, spec = _torch.trees.tree_flatten((sample.input, sample.args, sample.kwargs))
     moved = copy.copy(sample)
-    moved.input, moved.args, moved.kwargs = _torch.trees.tree_unflatten(list(map(on_cpu, leaves)), spec)
+    moved.input, moved.args, moved.kwargs = _torch.trees.tree_map(on_cpu, (sample.input, sample.args, sample.kwargs))
     return moved
 
 
