@@ -255,19 +255,16 @@ class HandleMemory(Memory):
                 wait = host is not None and not (is_later and (is_ours or host.is_pinned()))
                 self._move(source, target, wait=wait)
                 return target
-        loan = self.loan([tensor for tensor in (source, target) if not tensor.is_cpu])
+        loan = Loan(self, [tensor for tensor in (source, target) if not tensor.is_cpu])
         to, from_ = loan.hosts.get(id(target), target), loan.hosts.get(id(source), source)
         to.copy_(from_)
         if to is not target:
             loan.give_back([target])
         return target
 
-    def loan(self, tensors: Sequence[Tensor]) -> Loan:
-        return Loan(self, tensors)
-
     def lend(self, tensor: Tensor) -> Tensor:
-        """A copy, to read."""
-        return tensor if tensor.is_cpu else self.loan([tensor]).hosts[id(tensor)]
+        """Return a copy, to read."""
+        return tensor if tensor.is_cpu else Loan(self, [tensor]).hosts[id(tensor)]
 
     # Access by the host -----------------------------------------------------------------------------------------
 

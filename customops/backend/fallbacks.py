@@ -351,7 +351,7 @@ class FallbackCall:
         plan, memory = self.plan, self.fallback.memory
         if isinstance(memory, HandleMemory):
             here = [each for each in tensors_in((*self.args, *self.kwargs.values())) if each.device.type == memory.name]
-            self.loan = memory.loan(here)
+            self.loan = Loan(memory, here)
             self.together = self.loan.hosts
         self._lend_all()
         if plan.writes and self.loan is None:

@@ -470,8 +470,7 @@ def _register(options: BackendOptions) -> Backend:
         _compat.install_hooks()
         rename_privateuse1_backend(name)
         _compat.register_device_module(name, module)
-        for_each: dict[str, Any] = {f"for_{method}": method in options.methods for method in METHODS}
-        generate_methods_for_privateuse1_backend(**for_each)
+        _compat.generate_methods(*(method in options.methods for method in METHODS), None)
         if torch.distributed.is_available():
             process_group = importlib.import_module("customops.backend.process_group")
             process_group.install(module, options.collectives, undo)
