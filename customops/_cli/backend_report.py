@@ -104,10 +104,10 @@ def _say_ops(record: fallbacks.Journal, *, with_times: bool = True) -> None:
     """Print what ran where, and the lines of the program that the CPU's kernels took longest for."""
     found, width = coverage.rows(record), width_of_screen()
     head: tuple[str, ...] = ("op", "state", "native", "fallback", "time", "bytes")
-    ops: list[tuple[str, ...]] = [
-        (row.op, row.status, str(row.native.calls or "-"), str(row.fallback.calls or "-"), *_spent(row.both))
-        for row in found
-    ]
+    ops: list[tuple[str, ...]] = []
+    for row in found:
+        calls = [str(each.calls or "-") for each in (row.native, row.fallback)]
+        ops.append((row.op, row.status, *calls, *_spent(row.native + row.fallback)))
     if not with_times:  # torch's own tests of ops are not a program whose time counts
         head, ops = head[:4], [cells[:4] for cells in ops]
     sites = [(place, row.op, spent) for row in found for place, spent in row.sites]

@@ -2,7 +2,7 @@
 
 The names are read off the modules of `customops._torch`, where each name stands once. A comment ``#: Without: ...``
 says what does not work without the names between it and the next such comment, or the end of the file;
-``#: Without (since 2.12): ...`` that they came with that torch. Names behind `getattr` or `hasattr` may be missing.
+``#: Without (since 2.14): ...`` that they came with that torch. Names behind `getattr` or `hasattr` may be missing.
 """
 
 from __future__ import annotations

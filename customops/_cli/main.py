@@ -22,19 +22,10 @@ from customops.errors import did_you_mean
 #: The exit status of a program that was ended by a closed pipe.
 PIPE_CLOSED = 141
 
-#: Each command, in the order of the help, and the module beside this one that has it.
-COMMANDS = {
-    "check": "check",
-    "list": "show",
-    "describe": "show",
-    "bench": "bench",
-    "tune": "tune",
-    "new": "new",
-    "migrate": "migrate",
-    "stubs": "stubs",
-    "doctor": "doctor",
-    "backend-report": "backend_report",
-}
+#: The commands, in the order of the help.
+COMMANDS = ("check", "list", "describe", "bench", "tune", "new", "migrate", "stubs", "doctor", "backend-report")
+#: The modules beside this one that are not called as their commands.
+MODULES = {"list": "show", "describe": "show", "backend-report": "backend_report"}
 
 
 class Parser(argparse.ArgumentParser):
@@ -56,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.print_help()
         return FINE
     if command not in COMMANDS and not command.startswith("-"):
-        parser.refuse("command", command, [*COMMANDS])
+        parser.refuse("command", command, COMMANDS)
     options, unknown = parser.parse_known_args(given)
     own = commands.choices.get(command, parser)  # its usage is what helps
     if unknown and not unknown[0].startswith("-"):
@@ -79,6 +70,7 @@ def make_parser(command: str = "") -> tuple[Parser, argparse._SubParsersAction[P
     versions = f"customops {customops.__version__}, torch {torch.__version__}, Python {platform.python_version()}"
     parser.add_argument("--version", action="version", version=versions)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for module in dict.fromkeys([COMMANDS[command]] if command in COMMANDS else COMMANDS.values()):
+    wanted = (command,) if command in COMMANDS else COMMANDS
+    for module in dict.fromkeys(MODULES.get(each, each) for each in wanted):
         importlib.import_module(f"customops._cli.{module}").add_parser(commands)
     return parser, commands

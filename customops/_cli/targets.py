@@ -113,7 +113,7 @@ def load(target: str) -> Target:
     If importing a package defines no op in it, its modules are imported, tests apart.
     """
     path = Path(target)
-    is_name = not path.is_file() and path.suffix != ".py" and _is_name(target)
+    is_name = not path.is_file() and path.suffix != ".py" and all(map(str.isidentifier, target.split(".")))
     if path.is_dir() and (path / "__init__.py").exists():
         (target,), is_name = expand(target), True
     elif path.is_dir() and not is_name:
@@ -231,10 +231,6 @@ def _entries(folder: Path) -> Iterator[Path]:
 def _files(folder: Path) -> Iterator[Path]:
     for path in _entries(folder):
         yield from _files(path) if path.is_dir() else (path,)
-
-
-def _is_name(target: str) -> bool:
-    return all(part.isidentifier() for part in target.split("."))
 
 
 def _import_from(folder: Path) -> None:

@@ -11,11 +11,11 @@ from typing import Any
 from customops import _torch
 from customops._describe import render
 from customops._describe.render import entry, shorter_place
-from customops._describe.rules import Rule, Support, rules_of, supports_of
+from customops._describe.rules import ONE_BY_ONE, Rule, Support, rules_of, supports_of
 from customops._places import location_of
 
 #: What the names of lines are on the screen.
-_TITLES = {"torch_dispatch": "dispatch rule", "impl": "at key", "lowering": "lowering", "out": "out kernel"}
+_TITLES = {"torch_dispatch": "dispatch rule", "impl": "at key", "out": "out kernel"}
 
 
 @dataclass(frozen=True, repr=False)
@@ -80,8 +80,11 @@ class Description(render.Shown):
         yield entry(self.op, self.schema, width, column=4, indent="")
         if self.removed:
             yield entry("unregistered", f"{self.why}; calls of it raise UnregisteredError", width)
-        for label, text in self._head().items():
-            yield entry(label, text, width)
+        head = {"doc": self.doc, "signature": self.signature, "defined": shorter_place(self.source)}
+        head |= {"tags": ", ".join(self.tags), "options": ", ".join(self.options)}
+        for label, text in head.items():
+            if text or label == "defined":
+                yield entry(label, text, width)
         if self.rules:
             yield ""
         for rule in self.rules:
@@ -91,16 +94,6 @@ class Description(render.Shown):
         for support in self.supports:
             why = f"{support.state}: {support.why}" if support.why else support.state
             yield entry(support.feature, f"{why}; {support.fix}" if support.fix else why, width)
-
-    def _head(self) -> dict[str, str]:
-        lines = {
-            "doc": self.doc,
-            "signature": self.signature,
-            "defined": shorter_place(self.source),
-            "tags": ", ".join(self.tags),
-            "options": ", ".join(self.options),
-        }
-        return {label: text for label, text in lines.items() if text or label == "defined"}
 
     def _registrations(self) -> str:
         """The rules that were registered on the op, and where."""
@@ -169,12 +162,9 @@ def outline(op: Any) -> tuple[str, ...]:
     """An op in a row of a table: name, schema, kernels, what it has of the rest, samples, place."""
     found = Description.of(op)
     kernels = ", ".join(dict.fromkeys(r.target for r in found.rules if r.kind in ("kernel", "impl"))) or "none"
-    kinds = ("fake", "backward", "jvp", "vmap", "autocast")
-    has = [kind for kind in kinds if any(r.kind == kind and r.origin != "missing" for r in found.rules)]
-    if (vmap := found.rule("vmap")) is not None and vmap.origin == "derived" and vmap.name.startswith("one call"):
-        has.remove("vmap")
-    samples = "yes" if any(r.kind == "samples" and r.origin != "missing" for r in found.rules) else "no"
-    return found.op, found.schema, kernels, ", ".join(has) or "none", samples, shorter_place(found.source)
+    has = {r.kind for r in found.rules if r.origin != "missing" and r.name != ONE_BY_ONE}
+    shown = ", ".join(kind for kind in ("fake", "backward", "jvp", "vmap", "autocast") if kind in has) or "none"
+    return found.op, found.schema, kernels, shown, "yes" if "samples" in has else "no", shorter_place(found.source)
 
 
 #: The titles of `outline`.

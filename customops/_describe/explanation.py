@@ -286,12 +286,9 @@ class Explanation(render.Shown):
         """True if the call would raise because a kernel or a fake impl is missing."""
         return bool(self.steps) and self.steps[-1].action == "raises"
 
-    @property
-    def _call(self) -> str:
-        return f"{self.op}({', '.join(f'{name}: {value}' for name, value in self.arguments.items())})"
-
     def _lines(self, width: int) -> Iterator[str]:
-        yield filled(self._call, width, rest="    ")
+        arguments = ", ".join(f"{name}: {value}" for name, value in self.arguments.items())
+        yield filled(f"{self.op}({arguments})", width, rest="    ")
         column = max(len(step.key) for step in self.steps) + 2
         for step in self.steps:
             place = f" ({shorter_place(step.where, width - 30)})" if step.where else ""

@@ -88,6 +88,8 @@ class Step:
     where: str = ""
 
 
+#: The name of the vmap rule of an op that has none.
+ONE_BY_ONE = "one call for each element"
 #: Where an op has a kernel for many devices, besides that of `register_kernel`.
 _FOR_MANY = ("CompositeImplicitAutograd", "CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")
 
@@ -251,7 +253,7 @@ def _vmap(op: Any) -> Iterator[Rule]:
     elif rule.without_rule is not None:
         yield Rule("vmap", name="that of the functional op, and a copy", origin="derived")
     elif op._definition.has_own_rules:
-        yield Rule("vmap", name="one call for each element", origin="derived")
+        yield Rule("vmap", name=ONE_BY_ONE, origin="derived")
     elif places := _torch.dispatcher.registered_at(op._qualname).get("FuncTorchBatched"):
         yield Rule("vmap", where=places[0], origin="others")
     else:
@@ -318,8 +320,8 @@ def supports_of(op: Any, rules: Sequence[Rule]) -> Iterator[Support]:
         yield Support("vmap", "not applicable", "no argument is a tensor")
     elif vmap.origin == "missing" and not is_composite:
         yield Support("vmap", "slow", "torch's fallback, one call for each element")
-    elif vmap.origin == "derived" and vmap.name.startswith("one call"):
-        yield Support("vmap", "slow", "one call for each element", "op.register_vmap(fn)")
+    elif vmap.name == ONE_BY_ONE:
+        yield Support("vmap", "slow", ONE_BY_ONE, "op.register_vmap(fn)")
     else:
         yield Support("vmap", "yes")
 

@@ -65,7 +65,6 @@ _PrivateUse1 = _find("_C._autograd.DeviceType.PrivateUse1")
 backend_name: Callable[[], str] = _find("_C._get_privateuse1_backend_name")
 rename: Callable[[str], None] = _find("utils.backend_registration.rename_privateuse1_backend")
 generate_methods: Callable[..., None] = _find("utils.backend_registration.generate_methods_for_privateuse1_backend")
-custom_mod_func: Callable[[str], Any] = _find("utils.backend_registration._get_custom_mod_func")
 register_device_module: Callable[[str, Any], None] = _find("_register_device_module")
 set_conj: Callable[[torch.Tensor, bool], None] = _find("_C._set_conj")
 set_neg: Callable[[torch.Tensor, bool], None] = _find("_C._set_neg")
@@ -292,11 +291,6 @@ def swap_memory(one: torch.UntypedStorage, other: torch.UntypedStorage) -> None:
         words[0][word], words[1][word] = words[1][word], words[0][word]
 
 
-def not_resizable(tensor: torch.Tensor) -> torch.Tensor:
-    """A CPU tensor over the same memory, whose storage cannot grow."""
-    return _from_dlpack(_to_dlpack(tensor))  # type: ignore[no-any-return]
-
-
 def replace(undo: contextlib.ExitStack, path: str, value: Any) -> None:
     """Put `value` at a path below `torch`, until `undo` is closed."""
     place, _, attribute = path.rpartition(".")
@@ -340,7 +334,8 @@ def single_threaded_backward(undo: contextlib.ExitStack, name: str, *, pin_memor
         if pins and not pin_memory:  # to raise in the C++ of the model would end the process
             problem = "DistributedDataParallel that looks for unused parameters takes pinned memory"
             raise UnsupportedError(problem, op="backward", fix="register_backend(..., pin_memory=True)")
-        with torch.autograd.set_multithreading_enabled(False), _Pinning() if pins else contextlib.nullcontext():
+        pinning: Any = _Pinning if pins else contextlib.nullcontext
+        with torch.autograd.set_multithreading_enabled(False), pinning():
             _unwound.error = None
             try:
                 return _run_backward(*args, **kwargs)
@@ -358,9 +353,6 @@ class _Pinning(_core.dispatcher.TorchDispatchMode):
     """Pinned memory of the CPU, for C++ that asks for it."""
 
     supports_higher_order_operators = True
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         pins = (kwargs or {}).pop("pin_memory", None)
@@ -452,10 +444,8 @@ def tell_compilers(name: str, kernels: Callable[[], str], is_called: Callable[[s
 def _enter_interface(name: str, interfaces: Any) -> None:
     module = getattr(torch, name)
     asked = "current_device set_device device_count is_available synchronize memory_allocated stream current_stream"
-    members: dict[str, Any] = {
-        each: staticmethod(getattr(module, each)) for each in asked.split() if hasattr(module, each)
-    }
-    members |= {each: getattr(module, each) for each in ("device", "Stream", "Event") if hasattr(module, each)}
+    members: dict[str, Any] = {each: staticmethod(getattr(module, each)) for each in asked.split()}
+    members |= {each: getattr(module, each) for each in ("device", "Stream", "Event")}
     members["is_triton_capable"] = staticmethod(lambda device=None: False)
     members["Worker"] = type("Worker", (interfaces.CpuInterface.Worker,), {"current_device": members["current_device"]})
     interfaces.register_interface_for_device(name, type("Interface", (interfaces.CpuInterface,), members))

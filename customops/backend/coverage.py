@@ -35,13 +35,6 @@ class Row:
     error: str | None  #: the last one it raised
 
     @property
-    def both(self) -> Spent:
-        both = Spent()
-        both.add(self.native)
-        both.add(self.fallback)
-        return both
-
-    @property
     def status(self) -> str:
         if self.error is not None:
             return "FAILED"
@@ -50,17 +43,14 @@ class Row:
 
 def rows(record: fallbacks.Journal) -> list[Row]:
     """Return failures first, then the ops by the time in the CPU's kernels: the order to write kernels in."""
-    found = {op: Row(op, Spent(), Spent(), [], error) for op, error in record.failed.items()}
-    for op, _ in (*record.native, *record.fallback):
-        found.setdefault(op, Row(op, Spent(), Spent(), [], None))
-    for (op, _), spent in record.native.items():
-        found[op].native.add(spent)
-    for (op, place), spent in record.fallback.items():
-        found[op].fallback.add(spent)
-        found[op].sites.append((place, spent))
-    for row in found.values():
-        row.sites.sort(key=lambda site: -site[1].seconds)
-    return sorted(found.values(), key=lambda r: (r.error is None, -r.fallback.seconds, -r.native.seconds, r.op))
+    found = []
+    for op in {*record.failed, *(op for op, _ in (*record.native, *record.fallback))}:
+        native = [spent for (name, _), spent in record.native.items() if name == op]
+        sites = [(place, spent) for (name, place), spent in record.fallback.items() if name == op]
+        sites.sort(key=lambda site: -site[1].seconds)
+        fallback = [spent for _, spent in sites]
+        found.append(Row(op, sum(native, Spent()), sum(fallback, Spent()), sites, record.failed.get(op)))
+    return sorted(found, key=lambda r: (r.error is None, -r.fallback.seconds, -r.native.seconds, r.op))
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from customops import _torch
 from customops._places import users_call
 from customops.backend import _compat
 from customops.backend.errors import BackendError, WorkError
-from customops.backend.memory import CurrentDevice, Memory, bytes_of_host
+from customops.backend.memory import Memory, bytes_of_host
 from customops.backend.streams import Streams, Work
 from customops.errors import UnsupportedError
 
@@ -160,14 +160,11 @@ class HandleMemory(Memory):
 
     copies = True
 
-    def __init__(
-        self, name: str, device_count: int, current: CurrentDevice, hooks: DeviceMemory, streams: Streams
-    ) -> None:
-        super().__init__(name, device_count, current, hooks.allocate)
+    def __init__(self, device_count: int, hooks: DeviceMemory, streams: Streams) -> None:
+        super().__init__(streams.name, device_count, streams.here, hooks.allocate)
         self.hooks = hooks
         self.streams = streams
         self._users: dict[int, set[Any]] = {}  #: handle -> the streams that may use it when its last tensor is gone
-        self._scopes = _Scopes()
 
     def empty(self, size: Iterable[int], stride: Iterable[int], dtype: torch.dtype, index: int) -> Tensor:
         like = torch.empty_strided(size, stride, dtype=dtype, device="meta")  # type: ignore[arg-type]
@@ -201,12 +198,11 @@ class HandleMemory(Memory):
         return self.place(host, index)
 
     def place(self, host: Tensor, index: int) -> Tensor:
-        self.check_plain(host)
         plain = self.plain(host)
         if not plain.is_cpu:
             raise self.cannot_hold(host)
         tensor = self.empty(plain.shape, plain.stride(), plain.dtype, index)
-        self._move(self.hooks.copy_from_host, _bytes_of(plain), tensor)
+        self._move(plain, tensor)
         return tensor
 
     def _forget(self, reference: weakref.ref[Tensor]) -> None:
@@ -235,46 +231,40 @@ class HandleMemory(Memory):
 
     # Copying ----------------------------------------------------------------------------------------------------
 
-    def _move(self, hook: Callable[..., None], source: Any, target: Any, *, wait: bool = True) -> None:
-        """Copy between tensors of the device, which become blocks, and bytes of the CPU."""
+    def _move(self, source: Tensor, target: Tensor, *, wait: bool = True) -> None:
+        """Copy the bytes of a dense tensor to one that lies in memory as it does. One of them may be on the CPU."""
         if source.numel():
-            ends = [end if end.is_cpu else self.block(end) for end in (source, target)]
+            hook: Callable[..., None] = self.hooks.copy_from_host if source.is_cpu else self.hooks.copy_on_device
+            hook = self.hooks.copy_to_host if target.is_cpu else hook
+            ends = [_bytes_of(end) if end.is_cpu else self.block(end) for end in (source, target)]
             stream = self.streams.current((source if target.is_cpu else target).get_device())
             work: Work = functools.partial(_copied, hook, *ends)
             work = work if wait else self.named(work, getattr(hook, "__name__", None))
             stream.submit(work, keep=(source, target), wait=wait)
 
     def copy(self, source: Tensor, target: Tensor, non_blocking: bool = False, *, is_ours: bool = False) -> Tensor:
-        """`target`, with the values of `source`. A copy that does not block needs pinned memory, or some of ours."""
+        """Return `target`, with the values of `source`. To copy without blocking needs pinned memory, or ours."""
         is_dense, is_plain = _is_dense(target), not target.is_conj() and not target.is_neg()
         if source.is_cpu and is_dense and is_plain and not _alike(source, target):
             staged = torch.empty_strided(target.shape, target.stride(), dtype=target.dtype, device="cpu")
             source, is_ours = staged.copy_(source), True
         if is_dense and _alike(source, target):
-            host = source if source.is_cpu else target
-            wait = not (non_blocking and self.streams.asynchronous and (is_ours or host.is_pinned()))
-            if source.is_cpu:
-                self._move(self.hooks.copy_from_host, _bytes_of(source), target, wait=wait)
+            host = next((each for each in (source, target) if each.is_cpu), None)
+            if host is not None or not self.overlap((target,), (source,)):
+                is_later = non_blocking and self.streams.asynchronous
+                wait = host is not None and not (is_later and (is_ours or host.is_pinned()))
+                self._move(source, target, wait=wait)
                 return target
-            if target.is_cpu:
-                self._move(self.hooks.copy_to_host, source, _bytes_of(target), wait=wait)
-                return target
-            if not self.overlap((target,), (source,)):
-                self._move(self.hooks.copy_on_device, source, target, wait=False)
-                return target
-        loan = self.loan([tensor for tensor in (source, target) if not tensor.is_cpu])
+        loan = Loan(self, [tensor for tensor in (source, target) if not tensor.is_cpu])
         to, from_ = loan.hosts.get(id(target), target), loan.hosts.get(id(source), source)
         to.copy_(from_)
         if to is not target:
             loan.give_back([target])
         return target
 
-    def loan(self, tensors: Sequence[Tensor]) -> Loan:
-        return Loan(self, tensors)
-
     def lend(self, tensor: Tensor) -> Tensor:
-        """A copy, to read."""
-        return tensor if tensor.is_cpu else self.loan([tensor]).hosts[id(tensor)]
+        """Return a copy, to read."""
+        return tensor if tensor.is_cpu else Loan(self, [tensor]).hosts[id(tensor)]
 
     # Access by the host -----------------------------------------------------------------------------------------
 
@@ -284,22 +274,22 @@ class HandleMemory(Memory):
         if block is None or not block.handle:
             return _compat.as_cpu(tensor)
         access = self.hooks.access(block)
-        if not self._scopes.open:
+        if not self.current.scopes:
             problem = "memory of the device is open to the host in kernels alone"
             fix = "within `with backend.access():`; or x.cpu(), which is a copy"
             raise UnsupportedError(problem, op=self.name, fix=fix)
         self.streams.current(block.index).synchronize()
-        self._scopes.open[-1].stack.enter_context(access)
+        self.current.scopes[-1].stack.enter_context(access)
         return _compat.as_cpu(tensor)
 
     @contextlib.contextmanager
     def scope(self, op: str | None = None, caller: types.FrameType | None = None) -> Iterator[None]:
         with contextlib.ExitStack() as stack:
-            self._scopes.open.append(_Scope(stack, op, caller))
+            self.current.scopes.append(_Scope(stack, op, caller))
             try:
                 yield
             finally:
-                self._scopes.open.pop()
+                self.current.scopes.pop()
 
     def scoped(self, fn: Callable[..., Any], op: str | None = None) -> Callable[..., Any]:
         @functools.wraps(fn)
@@ -313,7 +303,7 @@ class HandleMemory(Memory):
         """Work whose error, which whoever waits for the stream gets, names the op that it is for, and who called it."""
         if not self.streams.asynchronous:
             return work
-        scope = self._scopes.open[-1] if self._scopes.open else _Scope()
+        scope = self.current.scopes[-1] if self.current.scopes else _Scope()
         op, place = op or scope.op, users_call(scope.caller)
 
         def run() -> None:
@@ -343,11 +333,9 @@ def _copied(hook: Callable[..., object], source: Any, target: Any) -> None:
     """Call a hook that copies. One that returns the bytes has copied nothing."""
     result = hook(source, target)
     if result is not None:
-        name, fix = (
-            getattr(hook, "__name__", "the hook"),
-            "write into the tensor or block that it gets, and return None",
-        )
+        name = getattr(hook, "__name__", "the hook")
         problem = f"{name} returned something, and is to copy in place"
+        fix = "write into the tensor or block that it gets, and return None"
         raise BackendError(problem, op=name, expected="None", got=type(result).__name__, fix=fix)
 
 
@@ -358,11 +346,6 @@ class _Scope:
     stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     op: str | None = None  #: of a kernel
     caller: types.FrameType | None = None
-
-
-class _Scopes(threading.local):
-    def __init__(self) -> None:
-        self.open: list[_Scope] = []
 
 
 class Loan:
@@ -383,11 +366,11 @@ class Loan:
         for key, (tensor, low, high) in spans.items():
             low -= low % 16  # as aligned as there
             # A storage that does not grow, as one that shares memory would not: see `FallbackCall`.
-            host = _compat.not_resizable(torch.empty(high - low, dtype=torch.uint8, device="cpu"))
+            host = torch.from_dlpack(torch.empty(high - low, dtype=torch.uint8, device="cpu"))  # type: ignore[attr-defined]
             copies[key] = host.untyped_storage(), low
             if high > low:
                 there = memory.over(tensor.untyped_storage(), tensor.get_device())[low:high]
-                memory._move(memory.hooks.copy_to_host, there, host)
+                memory._move(there, host)
         for tensor in tensors:
             storage, low = copies[_torch.memory.storage_id(tensor)]
             self.shifts[id(tensor)] = shift = low // tensor.element_size()
@@ -401,7 +384,7 @@ class Loan:
             host = torch.empty(0, dtype=tensor.dtype, device="cpu")
             offset = tensor.storage_offset() - self.shifts[id(tensor)]
             host.set_(self.hosts[id(tensor)].untyped_storage(), offset, tensor.size(), tensor.stride())
-            self.memory._move(self.memory.hooks.copy_from_host, _bytes_of(host), tensor)
+            self.memory._move(host, tensor)
 
 
 def _extent(tensor: Tensor) -> tuple[int, int]:

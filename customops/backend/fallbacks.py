@@ -20,7 +20,7 @@ from torch import Tensor
 from customops import _torch
 from customops._places import user_stacklevel, users_frame
 from customops._schema.parse import from_dispatcher
-from customops._torch.trees import tensors_in
+from customops._torch.trees import tensors_in, tree_map
 from customops.backend import _compat
 from customops.backend.device_memory import HandleMemory, Loan
 from customops.backend.device_module import DeviceModule
@@ -147,7 +147,7 @@ def run_wider(plan: FallbackPlan, compute: Callable[..., Any], args: list[Any], 
         widened = True
         return value.to(dtypes[dtype]) if isinstance(value, Tensor) else dtypes[dtype]
 
-    wide_args, wide_kwargs = mapped(widen, args), {name: mapped(widen, value) for name, value in kwargs.items()}
+    wide_args, wide_kwargs = tree_map(widen, (args, kwargs))
     if not widened:
         return NotImplemented
     try:
@@ -168,11 +168,6 @@ def _narrow(result: Any, expected: Any) -> Any:
     return result.to(expected.dtype) if isinstance(result, Tensor) else result
 
 
-def mapped(function: Callable[[Any], Any], value: Any) -> Any:
-    """What a function makes of a value, or of each item of a list."""
-    return [mapped(function, item) for item in value] if isinstance(value, (list, tuple)) else function(value)
-
-
 def as_meta(value: Any) -> Any:
     """An argument of a call that computes sizes and dtypes alone."""
     if isinstance(value, Tensor):  # without an op of the device, which may have a kernel that asks for this
@@ -182,24 +177,23 @@ def as_meta(value: Any) -> Any:
 
 def on_meta(plan: FallbackPlan, args: Iterable[Any], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     """What a call returns, without memory, and its outs; RuntimeError where torch cannot tell."""
-    metas = {name: mapped(as_meta, value) for name, value in kwargs.items()}
-    return plan.op(*mapped(as_meta, list(args)), **metas), metas
+    args, metas = tree_map(as_meta, (tuple(args), kwargs))
+    return plan.op(*args, **metas), metas
 
 
 # A record of what ran where, and what it took, for the coverage report ------------------------------------------------
 
 
-@dataclass
+@dataclass(frozen=True)
 class Spent:
-    """What calls took."""
+    """The cost of some calls."""
 
     calls: int = 0
     seconds: float = 0.0  #: without the ops that a call itself calls
     nbytes: int = 0  #: of the tensors of the device that they read and wrote
 
-    def add(self, other: Spent) -> None:
-        self.calls, self.seconds = self.calls + other.calls, self.seconds + other.seconds
-        self.nbytes += other.nbytes
+    def __add__(self, other: Spent) -> Spent:
+        return Spent(self.calls + other.calls, self.seconds + other.seconds, self.nbytes + other.nbytes)
 
 
 #: By op, and by ``file:line`` of the user.
@@ -218,7 +212,7 @@ class Journal:
     def add(self, other: Journal) -> None:
         for mine, others in ((self.native, other.native), (self.fallback, other.fallback)):
             for key, spent in others.items():
-                mine[key].add(spent)
+                mine[key] += spent
         self.failed.update(other.failed)
 
 
@@ -259,7 +253,7 @@ class Measured:
         place = f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else "?"
         values = (*args, *kwargs.values(), result)
         tensors = {id(tensor): tensor for tensor in tensors_in(values) if not tensor.is_cpu}
-        ran[self.op, place].add(Spent(1, own, sum(tensor.nbytes for tensor in tensors.values())))
+        ran[self.op, place] += Spent(1, own, sum(tensor.nbytes for tensor in tensors.values()))
         _inner.seconds = self.before + time.perf_counter() - self.start  # with what measuring took
 
 
@@ -357,7 +351,7 @@ class FallbackCall:
         plan, memory = self.plan, self.fallback.memory
         if isinstance(memory, HandleMemory):
             here = [each for each in tensors_in((*self.args, *self.kwargs.values())) if each.device.type == memory.name]
-            self.loan = memory.loan(here)
+            self.loan = Loan(memory, here)
             self.together = self.loan.hosts
         self._lend_all()
         if plan.writes and self.loan is None:
@@ -509,8 +503,7 @@ class FallbackCall:
                 _compat.set_neg(tensor, host.is_neg())
 
     def _place(self, value: Any) -> Any:
-        if not self.results_here:
-            return value
-        if isinstance(value, Tensor):
-            return self.fallback.memory.place(value, self.index)
-        return [self._place(item) for item in value] if isinstance(value, (list, tuple)) else value
+        if isinstance(value, (list, tuple)):
+            return [self._place(item) for item in value]
+        is_placed = self.results_here and isinstance(value, Tensor)
+        return self.fallback.memory.place(value, self.index) if is_placed else value

@@ -20,6 +20,7 @@ from customops._rules.autocast import casting
 from customops._schema.parse import from_dispatcher
 from customops._torch.trees import tensors_in
 from customops.backend import _compat, fallbacks
+from customops.backend.device_module import DeviceModule
 from customops.backend.errors import BackendError, KernelResultError, KernelTypeError, UnknownOpError
 from customops.backend.fallbacks import Fallback, FallbackPlan, on_meta
 from customops.backend.memory import Memory
@@ -181,7 +182,7 @@ class UserKernels:
         nothing = NotImplemented if plan.returns else None  #: a result that needs no check
         outs, takes_several, run = plan.outs, plan.takes_several, fallback.memory.scoped(fn, plan.name)
         compute = run if self.check == "never" else _compared(fallback, plan, fn, run, once=self.check == "first")
-        compute = compute if fallback.memory.device_count == 1 else _on_device(fallback.memory, compute)
+        compute = compute if fallback.memory.device_count == 1 else _on_device(fallback.module, compute)
 
         def kernel(*args: Any, **kwargs: Any) -> Any:
             if only is not None and any(tensor.dtype not in only for tensor in tensors_in((*args, *kwargs.values()))):
@@ -346,20 +347,14 @@ def _compared(fallback: Fallback, plan: FallbackPlan, fn: Fn, run: Fn, *, once: 
     return compared
 
 
-def _on_device(memory: Memory, run: Fn) -> Fn:
-    """The kernel, with the device of its first tensor as the current one, or that on which it is to make a tensor."""
-    current, name = memory.current, memory.name
+def _on_device(module: DeviceModule, run: Fn) -> Fn:
+    """Return the kernel, run with the device of its first tensor, or of the tensor to make, as the current one."""
 
     def on_device(*args: Any, **kwargs: Any) -> Any:
         device = next((t.device for t in tensors_in((*args, *kwargs.values())) if not t.is_cpu), kwargs.get("device"))
-        index = device.index if device is not None and device.type == name else None
-        if index is None or index == current.index:
+        is_here = device is not None and device.type == module._device_name
+        with module.device(device if is_here else None):
             return run(*args, **kwargs)
-        before, current.index = current.index, memory.check_index(index)
-        try:
-            return run(*args, **kwargs)
-        finally:
-            current.index = before
 
     return on_device
 

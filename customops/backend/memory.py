@@ -10,7 +10,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import os
-import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -21,16 +20,11 @@ from torch import Tensor
 from customops import _torch
 from customops.backend import _compat
 from customops.backend.errors import BackendError
+from customops.backend.streams import Current
 from customops.errors import UnsupportedError
 
 #: ``allocate(nbytes, index)``: a writable array of that many bytes, as NumPy has them.
 Allocate = Callable[[int, int], Any]
-
-
-class CurrentDevice(threading.local):
-    """The current device of each thread."""
-
-    index = 0
 
 
 class Tally:
@@ -61,7 +55,7 @@ class Memory:
 
     copies = False  #: is what is lent a copy, which has to be given back?
 
-    def __init__(self, name: str, device_count: int, current: CurrentDevice, allocate: Allocate | None = None) -> None:
+    def __init__(self, name: str, device_count: int, current: Current, allocate: Allocate | None = None) -> None:
         self.name = name
         self.device_count = device_count
         self.allocate = allocate
@@ -117,8 +111,7 @@ class Memory:
         tally.freed += nbytes
 
     def place(self, host: Tensor, index: int) -> Tensor:
-        """What an op computed on the CPU, as a tensor of the device: in memory of `allocate`, if there is one."""
-        self.check_plain(host)
+        """Make a tensor of the device of what an op computed on the CPU: in memory of `allocate`, if there is one."""
         plain = self.plain(host)
         if self.allocate is None:
             return self.adopt(plain, index)
@@ -126,13 +119,10 @@ class Memory:
         _compat.as_cpu(tensor).copy_(plain)
         return tensor
 
-    def check_plain(self, host: Tensor) -> None:
+    def plain(self, host: Tensor) -> Tensor:
+        """Return a CPU tensor as it lies in memory: not lazily conjugated or negated, and with memory at all."""
         if host.layout is not torch.strided or host.is_quantized or host.is_nested:
             raise self.cannot_hold(host)
-
-    @staticmethod
-    def plain(host: Tensor) -> Tensor:
-        """A CPU tensor as it lies in memory: not lazily conjugated or negated, and with memory at all."""
         if host.is_conj() or host.is_neg():
             return host.resolve_conj().resolve_neg()
         if _compat.is_zero_tensor(host):  # torch makes zeros without memory for undefined gradients

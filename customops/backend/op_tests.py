@@ -85,29 +85,26 @@ def _line(error: BaseException) -> str:
 def _check(
     backend: Backend, op: Any, dtype: torch.dtype, backward: bool, limit: int | None
 ) -> tuple[fallbacks.Journal, bool, str | None]:
-    """Return the journal of an op's test, whether the CPU can run any of the inputs, and the error that ended it."""
+    """Compare the results of an op for all inputs with the CPU's.
+
+    Return the journal, whether the CPU can run any of the inputs, and the error that ended it.
+    """
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    record = fallbacks.start()
+    record, compared = fallbacks.start(), False
     try:
-        return record, _compare_all(backend, op, dtype, backward, limit), None
+        for there, here in itertools.islice(_samples(backend, op, dtype, backward), limit):
+            try:
+                expected = _outcome(op, here, backward)
+            except Exception:
+                continue  # not an input for the CPU either
+            compared = True
+            got = _outcome(op, there, backward)
+            device = backend.name if _asks_for(there, backend.name) else None
+            _compare(got, expected, device, values=_name(op) not in UNINITIALISED)
     except Exception as error:
-        return record, False, _line(error)
-
-
-def _compare_all(backend: Backend, op: Any, dtype: torch.dtype, backward: bool, limit: int | None) -> bool:
-    """Compare the results for all inputs with the CPU's. Return whether the CPU can run any of the inputs."""
-    compared = False
-    for there, here in itertools.islice(_samples(backend, op, dtype, backward), limit):
-        try:
-            expected = _outcome(op, here, backward)
-        except Exception:
-            continue  # not an input for the CPU either
-        compared = True
-        got = _outcome(op, there, backward)
-        device = backend.name if _asks_for(there, backend.name) else None
-        _compare(got, expected, device, values=_name(op) not in UNINITIALISED)
-    return compared
+        return record, compared, _line(error)
+    return record, compared, None
 
 
 def _asks_for(sample: Any, name: str) -> bool:
@@ -150,9 +147,8 @@ def _moved(sample: Any, name: str) -> Any:
         is_device = isinstance(value, (str, torch.device)) and str(value).partition(":")[0] == name
         return torch.device("cpu") if is_device else value
 
-    leaves, spec = _torch.trees.tree_flatten((sample.input, sample.args, sample.kwargs))
     moved = copy.copy(sample)
-    moved.input, moved.args, moved.kwargs = _torch.trees.tree_unflatten(list(map(on_cpu, leaves)), spec)
+    moved.input, moved.args, moved.kwargs = _torch.trees.tree_map(on_cpu, (sample.input, sample.args, sample.kwargs))
     return moved
 
 

@@ -21,7 +21,6 @@ from customops import _torch
 from customops.backend import _compat
 from customops.backend._imports import when_loaded
 from customops.backend.errors import BackendError, WrongDeviceError
-from customops.backend.fallbacks import mapped
 
 if TYPE_CHECKING:
     from customops.backend.device_module import DeviceModule
@@ -164,7 +163,7 @@ class DeviceGroup(dist.ProcessGroup):
             pairs.append((value, self._lend(value)))
             return pairs[-1][1]
 
-        lent = mapped(lend, args)
+        lent = _torch.trees.tree_map(lend, args)
         try:
             work = getattr(self._host, name)(*lent)
         except RuntimeError as error:
@@ -237,9 +236,7 @@ class _Futures:
 
 
 def _flat(value: Any) -> list[Tensor]:
-    if isinstance(value, Tensor):
-        return [value]
-    return [tensor for each in value for tensor in _flat(each)] if isinstance(value, list | tuple) else []
+    return [leaf for leaf in _torch.trees.tree_leaves(value) if isinstance(leaf, Tensor)]
 
 
 def _method(name: str) -> Callable[..., Any]:

@@ -29,7 +29,7 @@ from customops.backend.device_module import DeviceModule
 from customops.backend.errors import BackendError, BackendNameError
 from customops.backend.fallbacks import Fallback, Policy, check_policy
 from customops.backend.kernels import UserKernels
-from customops.backend.memory import CurrentDevice, Memory
+from customops.backend.memory import Memory
 from customops.backend.streams import Stream, Streams, standing_in
 from customops.backend.substitutes import SUBSTITUTES
 from customops.errors import UnsupportedError
@@ -157,11 +157,11 @@ def get_custom_mod_func(func_name: str) -> Callable[..., Any]:
     if not isinstance(func_name, str):
         raise BackendNameError("the name of a function is a string", got=repr(func_name))
     name = _compat.backend_name()
-    function = getattr(getattr(torch, name, None), func_name, None)
+    function: Callable[..., Any] | None = getattr(getattr(torch, name, None), func_name, None)
     if function is None:
         fix = f"register_backend makes torch.{name}; or define {func_name} in the module given to torch"
         raise BackendError(f"Try to call torch.{name}.{func_name}: there is none", fix=fix)
-    return _compat.custom_mod_func(func_name)  # type: ignore[no-any-return]
+    return function
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -453,12 +453,10 @@ def _as_tuple(value: Any, argument: str, single: type) -> tuple[Any, ...]:
 def _register(options: BackendOptions) -> Backend:
     """Do everything that can be undone, and then what cannot: hooks, and the name."""
     name = options.name
-    count, current = options.device_count, CurrentDevice()
-    streams = Streams(name, options.stream, current)
-    if options.memory is None:
-        own_memory = Memory(name, count, current, options.allocate)
-    else:
-        own_memory = HandleMemory(name, count, current, options.memory, streams)
+    streams = Streams(name, options.stream)
+    own_memory = Memory(name, options.device_count, streams.here, options.allocate)
+    if options.memory is not None:
+        own_memory = HandleMemory(options.device_count, options.memory, streams)
     module = DeviceModule(own_memory, options.amp_dtypes, streams)
     user_kernels = UserKernels(Fallback(own_memory, module, options.fallback), options.check)
     with contextlib.ExitStack() as undo:
@@ -472,8 +470,7 @@ def _register(options: BackendOptions) -> Backend:
         _compat.install_hooks()
         rename_privateuse1_backend(name)
         _compat.register_device_module(name, module)
-        for_each: dict[str, Any] = {f"for_{method}": method in options.methods for method in METHODS}
-        generate_methods_for_privateuse1_backend(**for_each)
+        _compat.generate_methods(*(method in options.methods for method in METHODS), None)
         if torch.distributed.is_available():
             process_group = importlib.import_module("customops.backend.process_group")
             process_group.install(module, options.collectives, undo)

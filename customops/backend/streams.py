@@ -59,7 +59,7 @@ class Stream(torch.Stream):
 
     def submit(self, work: Work, *, keep: object = None, wait: bool = False) -> None:
         """Have ``work()`` run after all that was submitted before, with `keep` alive until then."""
-        if not self.streams.asynchronous or _here.stream is self:
+        if not self.streams.asynchronous or self.streams.here.running is self:
             work()
             return
         self.enqueue(work, keep)
@@ -79,7 +79,8 @@ class Stream(torch.Stream):
         return done
 
     def _run(self, item: list[Any], done: threading.Event) -> None:
-        before, _here.stream = _here.stream, self
+        here = self.streams.here
+        before, here.running = here.running, self
         try:
             with self:
                 item.pop()()
@@ -87,7 +88,7 @@ class Stream(torch.Stream):
             self._error = self._error or error
         finally:
             item.clear()  # memory that only this work used is gone when it is over
-            _here.stream = before
+            here.running = before
             done.set()
 
     def query(self) -> bool:
@@ -96,7 +97,7 @@ class Stream(torch.Stream):
 
     def synchronize(self) -> None:
         """Wait until all work is over."""
-        if self._last is not None and _here.stream is not self:
+        if self._last is not None and self.streams.here.running is not self:
             self.wait_for(self._last)
         error, self._error = self._error, None
         if error is not None:
@@ -151,13 +152,6 @@ def _serve(work_of: queue.SimpleQueue[Work | None]) -> None:
         work = None  # what it kept alive goes now
 
 
-class _Here(threading.local):
-    stream: Stream | None = None  #: the one whose work this thread runs
-
-
-_here = _Here()
-
-
 class Event(torch.Event):
     """A point in the work of a stream: ``torch.<name>.Event``."""
 
@@ -196,7 +190,7 @@ class Event(torch.Event):
         """Wait here until the work is over."""
         if self._done is None or self._done.is_set():
             return
-        if _here.stream is self._stream:
+        if self.streams.here.running is self._stream:
             problem, fix = "work of a stream waits for what comes after it", "leave it out: a stream keeps the order"
             raise BackendError(problem, op="Event.synchronize", got=repr(self._stream), fix=fix)
         self._stream.wait_for(self._done)
@@ -240,17 +234,16 @@ class Streams:
 
     index_of: Callable[[Any], int]  #: the device module's
 
-    def __init__(self, name: str, kind: type[Stream], current: Any) -> None:
+    def __init__(self, name: str, kind: type[Stream]) -> None:
         self.name = name
         self.asynchronous = kind.start is not Stream.start
         self.ids = itertools.count(1)
         self.Stream: Any = type("Stream", (kind,), {"streams": self, "__doc__": kind.__doc__})
         self.Event: Any = type("Event", (Event,), {"streams": self, "__doc__": Event.__doc__})
-        self._device = current  # the current one of each thread, by its attribute `index`
         self._default: dict[int, Stream] = {}
         self._all: weakref.WeakValueDictionary[tuple[int, int], Stream] = weakref.WeakValueDictionary()
         self._lock = threading.RLock()
-        self._of_thread = _OfThread()
+        self.here = Current()
         if self.asynchronous:
             atexit.register(self.wait)
             os.register_at_fork(after_in_child=self._after_fork)
@@ -280,12 +273,12 @@ class Streams:
         return self._default[index]
 
     def current(self, index: int) -> Any:
-        return self._of_thread.streams.get(index) or self._default.get(index) or self.default(index)
+        return self.here.streams.get(index) or self._default.get(index) or self.default(index)
 
     def find(self, stream: Any = None) -> Any:
         """Ours of torch's stream; None is the current one."""
         if stream is None:
-            return self.current(self._device.index)
+            return self.current(self.here.index)
         if isinstance(stream, Stream):
             return stream
         if isinstance(stream, torch.Stream) and stream.device.type == self.name:
@@ -297,20 +290,16 @@ class Streams:
 
     def set(self, stream: Any) -> None:
         found = self.find(stream)
-        self._of_thread.streams[found.device_index] = found
-        self._device.index = found.device_index
+        self.here.streams[found.device_index] = found
+        self.here.index = found.device_index
 
     def enter(self, stream: Stream) -> None:
-        self._of_thread.entered.append((self._of_thread.streams.get(stream.device_index), stream, self._device.index))
+        self.here.entered.append((self.here.streams.get(stream.device_index), stream, self.here.index))
         self.set(stream)
 
     def leave(self) -> None:
-        before, stream, index = self._of_thread.entered.pop()
-        if before is None:
-            del self._of_thread.streams[stream.device_index]
-        else:
-            self._of_thread.streams[stream.device_index] = before
-        self._device.index = index
+        before, stream, self.here.index = self.here.entered.pop()
+        self.here.streams[stream.device_index] = before
 
     def wait(self, index: int | None = None) -> None:
         """Wait for all work of a device, or of all."""
@@ -325,7 +314,13 @@ class Streams:
             stream.after_fork()
 
 
-class _OfThread(threading.local):
+class Current(threading.local):
+    """The state of a thread: the device, the streams, and what has access to memory of the device."""
+
+    index = 0  #: of the current device
+    running: Stream | None = None  #: the one whose work this thread runs
+
     def __init__(self) -> None:
-        self.streams: dict[int, Stream] = {}  #: by device: those that are not the default
+        self.streams: dict[int, Stream | None] = {}  #: by device: those that are not the default
         self.entered: list[tuple[Stream | None, Stream, int]] = []  #: what was current before, and the one entered
+        self.scopes: list[Any] = []  #: the kernels, or blocks of the user, in which memory is open to the host

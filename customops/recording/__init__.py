@@ -6,14 +6,7 @@ While it is not in use, it adds no overhead to calls: see `customops._dispatch.c
 With ``CUSTOMOPS_LOG=calls`` (or ``kernels``, or ``times``) in the environment, each call is logged to stderr.
 """
 
-from customops.recording._calls import Call as Call
-from customops.recording._calls import Recording as Recording
-from customops.recording._calls import TensorInfo as TensorInfo
-from customops.recording._calls import log as log
-from customops.recording._calls import record as record
-from customops.recording._saved import SavedCall as SavedCall
-from customops.recording._saved import dump as dump
-from customops.recording._saved import load as load
-from customops.recording._saved import replay as replay
+from customops.recording._calls import Call, Recording, TensorInfo, log, record
+from customops.recording._saved import SavedCall, dump, load, replay
 
 __all__ = ["Call", "Recording", "SavedCall", "TensorInfo", "dump", "load", "log", "record", "replay"]

@@ -10,11 +10,11 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import traceback
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from types import FrameType
-from typing import Any, Literal, get_args, overload
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -204,16 +204,15 @@ class Watcher:
     def _new(self, op: str, names: list[str], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         caller = ""
         through: Literal["object", "graph"] = "object"
-        frame: FrameType | None = sys._getframe(1)
-        while frame is not None and not caller:
+        for frame, line in traceback.walk_stack(sys._getframe(1)):
             file = frame.f_code.co_filename
             if str(frame.f_globals.get("__name__", "")).startswith("torch._inductor.") and is_users(file):
                 through = "graph"  # code that inductor has written
             elif file.startswith("<eval_with_key>"):
                 through = "graph"  # that of a torch.fx.GraphModule
             elif is_users(file) and not file.startswith("<frozen "):
-                caller = f"{file}:{frame.f_lineno}"
-            frame = frame.f_back
+                caller = f"{file}:{line}"
+                break
         with _torch.dispatcher.without_torch_function():
             named = dict(zip([*names, *map(str, range(len(names), len(args)))], args, strict=False)) | kwargs
             arguments = {name: _outline(value) for name, value in named.items()}
@@ -325,43 +324,33 @@ class _Stderr(logging.Handler):
             self.handleError(record)
 
 
-class Recording(Sequence[Call]):
-    """The recorded calls, in the order in which they ended.
+class Recording(list[Call]):
+    """A list of the recorded calls, in the order in which they ended.
 
     Attributes:
         dropped: the number of calls that were not kept because of the limit.
     """
 
     def __init__(self, limit: int) -> None:
-        self._calls: list[Call] = []
+        super().__init__()
         self._limit = limit
         self.dropped = 0
 
     def _add(self, call: Call, given: Any) -> None:
-        if len(self._calls) < self._limit:
-            self._calls.append(call)
+        if len(self) < self._limit:
+            self.append(call)
         else:
             self.dropped += 1
-
-    def __len__(self) -> int:
-        return len(self._calls)
-
-    @overload
-    def __getitem__(self, index: int) -> Call: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Call]: ...
-    def __getitem__(self, index: int | slice) -> Call | list[Call]:
-        return self._calls[index]
 
     def of(self, op: Any) -> list[Call]:
         """The calls of one op, given by its name or object."""
         name = getattr(op, "_qualname", op)
-        return [call for call in self._calls if call.op == name]
+        return [call for call in self if call.op == name]
 
     def _rows(self) -> list[tuple[str, ...]]:
         """For each op and kernel: the number of calls, and their times."""
         groups: dict[tuple[str, str], list[Call]] = {}
-        for call in self._calls:
+        for call in self:
             groups.setdefault((call.op, call.kernel or "none"), []).append(call)
         rows: list[tuple[str, ...]] = []
         for (op, kernel), calls in groups.items():
@@ -376,10 +365,10 @@ class Recording(Sequence[Call]):
 
     def to_json(self, indent: int | None = 2) -> str:
         """All calls as JSON."""
-        return json.dumps([call.to_dict() for call in self._calls], indent=indent)
+        return json.dumps([call.to_dict() for call in self], indent=indent)
 
     def __str__(self) -> str:
-        return "\n".join([*(call.line() for call in self._calls[:20]), *["..."] * (len(self) > 20)]) or "no calls"
+        return "\n".join([*(call.line() for call in self[:20]), *["..."] * (len(self) > 20)]) or "no calls"
 
     def __repr__(self) -> str:
         return f"<Recording of {len(self)} calls>"

@@ -81,12 +81,11 @@ def make_fx_check(
     with seeded(inputs):
         traced = make_fx(call, tracing_mode=tracing_mode)(copy_tensors(inputs))
     if randomize_data:
-        values, spec = _torch.trees.tree_flatten(copy_tensors(inputs))
-        for value in values:
+        inputs = copy_tensors(inputs)
+        for value in _torch.trees.tree_leaves(inputs):
             if isinstance(value, torch.Tensor) and value.is_floating_point() and value.layout is torch.strided:
                 with torch.no_grad():
                     value.copy_(torch.rand(value.shape, dtype=value.dtype, device=value.device))
-        inputs = _torch.trees.tree_unflatten(values, spec)
     try:
         expected = _run(call, inputs)
     except Exception:

@@ -200,15 +200,14 @@ def values_of(type_: str, codec: Codec, device: str | torch.device) -> Strategy 
         return st.sampled_from(codec.cls)
     if codec is DEVICE:
         return st.sampled_from([str(device), torch.device(device)])
-    if isinstance(codec, SequenceCodec):
-        lists = _lists(type_, values_of(item_type(type_) or "", codec.item, device))
-        return None if lists is None else lists.map(codec.container)
     if type_.endswith("?"):
-        values = values_of(type_[:-1], AS_IT_IS, device)
+        values = values_of(type_[:-1], codec, device)
         return None if values is None else st.none() | values
     item = item_type(type_)
     if item is not None:
-        return _lists(type_, values_of(item, AS_IT_IS, device))
+        of_item, container = (codec.item, codec.container) if isinstance(codec, SequenceCodec) else (AS_IT_IS, list)
+        items, (least, most) = values_of(item, of_item, device), sizes(type_)
+        return None if items is None else st.lists(items, min_size=least, max_size=most).map(container)
     if type_ == "Device":
         return st.just(torch.device(device))
     if type_ == "Generator":
@@ -216,11 +215,6 @@ def values_of(type_: str, codec: Codec, device: str | torch.device) -> Strategy 
     if type_ == "int":  # the hint ``int`` is a SymInt
         return _INTS
     return next((_VALUES.get(hint) for hint in row_of(type_).hints), None)
-
-
-def _lists(type_: str, items: Strategy | None) -> Strategy | None:
-    least, most = sizes(type_)
-    return None if items is None else st.lists(items, min_size=least, max_size=most)
 
 
 # Arguments of a call
@@ -427,17 +421,12 @@ class _Draw:
         return [each for each in self.plan.parameters if each.kind is kind]
 
     def _count(self, positional: list[Parameter]) -> int:
-        """How many are given by position. Simplest are those without a default, so that the others can be left out."""
-        least = simplest = most = 0
-        for i, each in enumerate(positional, 1):
-            is_needed = not self.plan.may_be_left_out(each.node)
-            if is_needed and each.kind is Kind.POSITIONAL_ONLY:
-                least = i
-            if is_needed and simplest == i - 1:
-                simplest = i
-            if most == i - 1 and self.plan.is_drawable(each.node):
-                most = i
-        simplest = max(least, simplest)
+        """Draw how many are given by position. The simplest number is that of the first ones without a default."""
+        needed = [not self.plan.may_be_left_out(each.node) for each in positional]
+        only = [each.kind is Kind.POSITIONAL_ONLY for each in positional]
+        least = max((i for i, both in enumerate(zip(needed, only, strict=True), 1) if all(both)), default=0)
+        most = [*(self.plan.is_drawable(each.node) for each in positional), False].index(False)
+        simplest = max(least, [*needed, False].index(False))
         return self.draw(st.sampled_from([simplest, *(n for n in range(least, most + 1) if n != simplest)]))
 
     def is_left_out(self, node: Node) -> bool:

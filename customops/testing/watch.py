@@ -11,7 +11,7 @@ import os
 import sys
 import tempfile
 import threading
-import types
+import traceback
 import uuid
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -92,6 +92,7 @@ class _DynamoSwitch:
 _dynamo = _DynamoSwitch()
 
 
+@dataclass(eq=False, repr=False)
 class OpCheckMode(TorchFunctionMode):
     """A mode that runs a check on each operator call, and raises on exit if a result was not expected.
 
@@ -107,36 +108,29 @@ class OpCheckMode(TorchFunctionMode):
         failures_dict_path: the failures file, for messages.
     """
 
-    def __init__(
-        self,
-        namespaces: Sequence[str],
-        test_util_name: str,
-        test_util: TestUtil,
-        failures_dict: FailuresDict | None,
-        test_name: str,
-        failures_dict_path: str,
-    ) -> None:
+    namespaces: Sequence[str]
+    test_util_name: str
+    test_util: TestUtil
+    failures_dict: FailuresDict | None
+    test_name: str
+    failures_dict_path: str
+
+    def __post_init__(self) -> None:
         super().__init__()
-        self.namespaces = (namespaces,) if isinstance(namespaces, str) else tuple(namespaces)
-        self.test_util_name = test_util_name
-        self.test_util = test_util
-        self.failures_dict = failures_dict
-        self.test_name = test_name
-        self.failures_dict_path = failures_dict_path
-        #: The first failure of each operator, with the inputs as they were before the call.
-        self._seen: dict[str, tuple[Exception, Trial] | None] = {}
+        self.namespaces = (self.namespaces,) if isinstance(self.namespaces, str) else tuple(self.namespaces)
 
     def __enter__(self) -> OpCheckMode:
         super().__enter__()  # type: ignore[no-untyped-call]
-        self._seen = {}
+        #: The first failure of each operator, with the inputs as they were before the call.
+        self._seen: dict[str, tuple[Exception, Trial] | None] = {}
         _inside.modes = getattr(_inside, "modes", 0) + 1
         _dynamo.off()
         return self
 
-    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         _dynamo.restore()
         _inside.modes -= 1
-        super().__exit__(kind, error, traceback)  # type: ignore[no-untyped-call]
+        super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
         if error is None:
             self._judge()
 
@@ -358,11 +352,9 @@ class Watch(TorchFunctionMode):
                 trial = trial.detached()  # it is not recorded, so it need not be recordable
             if not self._wants(trial.name):
                 return None
-            frame: types.FrameType | None = sys._getframe(1)
-            while frame is not None:
-                if frame.f_code.co_filename.startswith(_CHECKERS):
-                    return None
-                frame = frame.f_back
+            callers = traceback.walk_stack(sys._getframe(1))
+            if any(frame.f_code.co_filename.startswith(_CHECKERS) for frame, _ in callers):
+                return None
             self.made[trial.name] += 1
             reason = None
             if _torch.dispatcher.any_mode_of_users():
