@@ -22,7 +22,7 @@ from customops._torch.dispatcher import TorchDispatchMode, call_plainly_in_trace
 from customops._torch.fakes import known_to_differ, without_fresh_symbols
 from customops._torch.functionalization import allowed
 from customops._torch.library import followed
-from customops._torch.memory import is_lazy, memory_id
+from customops._torch.memory import is_lazy, memory_id, overlap
 from customops._torch.trees import tree_flatten, tree_unflatten
 
 #: Without: compile caches return what an earlier definition of an op was compiled to
@@ -399,13 +399,12 @@ def _read_before_written(ir: Any, overload: OpOverload, args: Any, kwargs: Any) 
     ]
     for x in written:
         x.realize()
-    buffers = {x.get_name() for x in written}
 
     def apart(x: Any) -> Any:
         if not isinstance(x, ir.TensorBox):
             return x
         x.realize()
-        if x.get_name() not in buffers:
+        if not any(_may_overlap(x, each) for each in written):
             return x
         return ir.ExternKernel.require_exact_strides(ir.ExternKernel.copy_input(x), x.get_stride())
 
@@ -413,6 +412,22 @@ def _read_before_written(ir: Any, overload: OpOverload, args: Any, kwargs: Any) 
     named = zip((each.name for each in arguments), args, strict=False)
     args = tuple(tree_map(apart, value) if name in read else value for name, value in named)
     return args, {name: tree_map(apart, value) if name in read else value for name, value in kwargs.items()}
+
+
+def _may_overlap(one: Any, other: Any) -> bool:
+    """Return whether two tensors of inductor may have an element in common."""
+    layouts = one.get_layout(), other.get_layout()
+    numbers = [[[*each.size], [*each.stride], [each.offset]] for each in layouts]
+    if one.get_name() != other.get_name():
+        return False
+    if not all(getattr(n, "is_number", True) for each in numbers for values in each for n in values):
+        return True
+    tensors, firsts = [], []
+    for layout, values in zip(layouts, numbers, strict=True):
+        size, stride, (offset,) = ([int(n) for n in of] for of in values)
+        tensors.append(torch.empty_strided(size, stride, dtype=layout.dtype, device="meta"))
+        firsts.append(offset * tensors[-1].element_size())
+    return overlap(tensors[0], tensors[1], firsts[0], firsts[1])
 
 
 # ----------------------------------------------------------------------------------------------------------------------
