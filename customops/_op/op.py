@@ -392,6 +392,8 @@ class CustomOpDef(Register[P, R]):
                 calls.insert(0, lowering.call(*calls))
         self._calls, self._lowering, self._called_as = calls, lowering, options
         if calls:
+            for each in calls:
+                _torch.dynamo.hide_file(each.__code__.co_filename)
             cls: type[Any] = type(CustomOpDef.__name__, (CustomOpDef,), {"__call__": calls[0]})
             self.__class__ = cast(Any, cls)
 

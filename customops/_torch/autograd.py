@@ -24,6 +24,7 @@ from customops._torch.dispatcher import (
     without_torch_dispatch,
 )
 from customops._torch.fakes import known
+from customops._torch.library import torch_op_of
 from customops._torch.trees import tensors_in, tree_flatten, tree_leaves, tree_unflatten
 
 _C: Any = torch._C
@@ -278,20 +279,23 @@ class Batch:
 
 
 def fold_nothing_beside_writes(const_fold: Any) -> None:
-    """`torch.func.linearize` computes in advance what depends on no tangent: a buffer, before an op writes to it.
+    """Let `torch.func.linearize` compute nothing in advance in a graph with an op of ours that writes.
 
-    Not in a graph with an op that writes and is not torch's own; its own return what they write, but for a few.
+    torch computes in advance all that depends on no tangent: a buffer, before an op writes to it. The function of torch
+    stays the same object, which Dynamo knows by its identity. Only the default of its parameter `skip_folding_node_fn`
+    changes.
     """
-    split = const_fold.split_const_subgraphs
+    split: Any = const_fold.split_const_subgraphs
+    names = split.__code__.co_varnames[: split.__code__.co_argcount]
+    defaults = dict(zip(names[-len(split.__defaults__) :], split.__defaults__, strict=True))
+    defaults["skip_folding_node_fn"] = _is_beside_writes
+    split.__defaults__ = tuple(defaults.values())
 
-    @functools.wraps(split)
-    def wrapper(module: Any, *args: Any, **kwargs: Any) -> Any:
-        ops = [node.target for node in module.graph.nodes] if isinstance(module, torch.fx.GraphModule) else []
-        ours = [op for op in ops if isinstance(op, torch._ops.OpOverload) and op.namespace not in ("aten", "prims")]
-        if not any(op._schema.is_mutable for op in ours):
-            return split(module, *args, **kwargs)
-        module.graph.set_codegen(torch.fx.graph.CodeGen())  # what is folded takes and returns leaves, too
-        module.recompile()
-        return module
 
-    const_fold.split_const_subgraphs = wrapper
+def _is_beside_writes(node: torch.fx.Node) -> bool:
+    """Return whether a node is in a graph with an op of ours that writes."""
+    ops = [each.target for each in node.graph.nodes if isinstance(each.target, torch._ops.OpOverload)]
+    if not any(op._schema.is_mutable and hasattr(torch_op_of(op._name), "_definition") for op in ops):
+        return False
+    node.graph.set_codegen(torch.fx.graph.CodeGen())  # what is folded takes and returns leaves, too
+    return True

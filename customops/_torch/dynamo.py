@@ -9,6 +9,7 @@ import sys
 import types
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import torch
@@ -172,6 +173,27 @@ def note(key: str, value: str) -> None:
     node = frame.f_locals.get("node") if code is not None and frame is not None else None
     if isinstance(node, torch.fx.Node):
         node.meta.setdefault("custom", {})[key] = value
+
+
+#: Files of this package, and of the functions that are generated for calls of op objects.
+_hidden_files = {str(path) for path in Path(__file__).parents[1].rglob("*.py")}
+
+
+#: The modules of torch that keep a set of files whose lines are not named.
+NAMING = ("torch._dynamo.guards", "torch.fx.experimental.symbolic_shapes")
+
+
+def hide_frames(module: Any) -> None:
+    """Let graphs, guards and errors name the line of the user that called an op, instead of a line of this package."""
+    module.uninteresting_files().update(_hidden_files)
+
+
+def hide_file(name: str) -> None:
+    """Hide the frames of a generated function."""
+    _hidden_files.add(name)
+    if "torch._dynamo.guards" in sys.modules:  # else nothing has been traced
+        for module in NAMING:
+            hide_frames(sys.modules[module])
 
 
 # ----------------------------------------------------------------------------------------------------------------------

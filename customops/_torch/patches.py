@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
-from customops._torch import autograd, functionalization, hooks, inductor, library
+from customops._torch import autograd, dynamo, functionalization, hooks, inductor, library
 
 Stage = Literal["defined", "traced", "writes", "writes and returns", "export"]
 #: The situation that needs a change.
@@ -88,8 +88,9 @@ PATCHES = (
     ),
 )
 
-#: Tables of torch in which our ops are entered once they are traced. Entries of others stay as they are.
+#: Tables of torch in which our ops and files are entered once an op is traced. Entries of others stay as they are.
 TABLES: tuple[tuple[str, Callable[[Any], object]], ...] = (
+    *((module, dynamo.hide_frames) for module in dynamo.NAMING),
     ("torch._inductor.decomposition", inductor.enter_decompositions),
     ("torch._inductor.lowering", inductor.enter_lowerings),
 )

@@ -517,7 +517,7 @@ def test_a_graph_names_the_line_of_the_user(registry: Registry, ns: str, bypass:
     op = registry.custom_op(f"{ns}::f", _scaled(2.0), mutates_args=(), bypass=bypass)
     op.register_fake(lambda x: torch.empty_like(x))
     graphs = dynamo("testing").EagerAndRecordGraphs()
-    torch.compile(lambda x: op(x), backend=graphs, fullgraph=True)(torch.ones(2))
-    (node,) = [node for node in graphs.graphs[0].graph.nodes if node.op == "call_function"]
+    torch.compile(lambda x: op(op(x)), backend=graphs, fullgraph=True)(torch.ones(2))
+    _, node = [node for node in graphs.graphs[0].graph.nodes if node.op == "call_function"]
     last = [line for line in node.stack_trace.splitlines() if line.strip().startswith("File")][-1]
     assert Path(__file__).name in last
