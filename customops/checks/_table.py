@@ -16,7 +16,6 @@ from customops.checks import (
     autocast,
     autograd_registration,
     backward,
-    batches,
     compiled,
     determinism,
     faketensor,
@@ -24,16 +23,14 @@ from customops.checks import (
     grad_modes,
     gradients,
     kernels,
+    laws,
     layouts,
     modes,
-    permutations,
-    pointwise,
     precision,
     schema,
     second_order,
     sharding,
     state,
-    symmetries,
     threads,
     unchecked,
     vmap,
@@ -306,7 +303,7 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
         ),
         # What the kernel computes.
         "test_batches": Check(
-            batches.check,
+            laws.check_batches,
             "elements of a batch against the same ones in batches of other sizes",
             fewer_if(_has_reference, first, lambda *of: [*samples(*of), *deeper(*of), *indexed(*of)]),
             after=_CALL,
@@ -340,16 +337,16 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
             after=(*_CALL, "test_precision"),
         ),
         "test_permutations": Check(
-            permutations.check,
+            laws.check_permutations,
             "elements against the same ones in another order",
             fewer_if(_has_reference, first),
             after=(*_CALL, "test_batches", "test_precision"),
         ),
         "test_pointwise": Check(
-            pointwise.check, "ops tagged as pointwise, with one element of an input changed", after=_CALL
+            laws.check_pointwise, "ops tagged as pointwise, with one element of an input changed", after=_CALL
         ),
         "test_symmetries": Check(
-            symmetries.check,
+            laws.check_symmetries,
             "what a change of values does to results, at other sizes and far away",
             fewer_if(_has_reference, first),
             after=(*_CALL, "test_layouts", "test_batches", "test_kernels", "test_precision"),

@@ -59,7 +59,7 @@ def cancelling_sum(name: str) -> Any:
 @right_op(
     why="Products of many numbers in another order differ in more than the last digits.",
     witness={
-        "checks/permutations.py: _agrees": "test_permutations",
+        "checks/laws.py: _agrees": "test_permutations",
     },
     sample=lambda: (rnd(3, 5).requires_grad_(),),
 )
@@ -103,7 +103,7 @@ def keeps_layout(name: str):
 @right_op(
     why="NaN spreads over a row of the result.",
     witness={
-        "checks/permutations.py: _check_places_of_nan": "test_permutations",
+        "checks/laws.py: _Unordered._check_places_of_nan": "test_permutations",
     },
     sample=lambda: (rnd(3, 6), rnd(3, 6, seed=1), rnd(6, seed=2)),
 )
@@ -121,8 +121,8 @@ def fused_add_rms_norm(name: str):
 @right_op(
     why="Points outside of the image give zero, so that a symmetry of one sample does not hold for others.",
     witness={
-        "checks/symmetries.py: _check_values": "test_symmetries",
-        "checks/symmetries.py: _is_believed": "test_symmetries",
+        "checks/laws.py: _check_values": "test_symmetries",
+        "checks/laws.py: _is_law_of_all": "test_symmetries",
     },
     sample=lambda: (rnd(2, 5, 5), torch.rand(4, 2, generator=torch.Generator().manual_seed(0)) * 4),
 )
