@@ -429,8 +429,19 @@ class Slope(NamedTuple):
     error: Tensors
 
 
+class Claim(NamedTuple):
+    """A statement of a formula: `weights` times the slope along a direction is `one` times `other`, as inner products.
+
+    Gradients claim this of themselves and the direction, and tangents of the weights and themselves.
+    """
+
+    weights: Gradients
+    one: Gradients
+    other: Gradients
+
+
 class Differences:
-    """Slopes of a function along directions, by central differences, and what they say of gradients."""
+    """Slopes of a function along directions, by central differences, and claims that are judged by them."""
 
     def __init__(self, function: Function, wanted: Sequence[int] = ()) -> None:
         """The numbers `wanted` are those of the inputs to differentiate by."""
@@ -491,28 +502,24 @@ class Differences:
         cotangents = recorded.cotangents(self.numbers, chosen)
         return cotangents, recorded.gradients(cotangents)
 
-    def judge(self, found: Slope | None, cotangents: Gradients, gradients: Gradients, direction: Tensors) -> Verdict:
-        """Is the slope, weighed with `cotangents`, that along `direction` by the gradients?"""
+    def judge(self, found: Slope | None, claim: Claim) -> Verdict:
+        """Compare a claim about a slope with what was found of the slope."""
         if found is None:
             return "unclear"
-        (numeric, size), (analytic, more) = inner(cotangents, found.value), inner(gradients, direction)
-        _, error = inner(cotangents, found.error)
+        (numeric, size), (analytic, more) = inner(claim.weights, found.value), inner(claim.one, claim.other)
+        _, error = inner(claim.weights, found.error)
         size += more
         if not abs(numeric) + abs(analytic) + size + error < float("inf"):
             return "unclear"
         # What is zero but for rounding is no slope.
-        weight = inner(cotangents, [torch.ones_like(y) for y in found.value])[1]
-        farthest = max((float(u.abs().max()) for u in direction if u.numel()), default=0.0)
+        weight = inner(claim.weights, [torch.ones_like(y) for y in found.value])[1]
+        farthest = max((float(u.abs().max()) for u in claim.other if u is not None and u.numel()), default=0.0)
         least = 64 * self.function.epsilon * weight * farthest
         if abs(numeric - analytic) > 10 * error + self.tolerance * size + least:
             return "differs"
         return "unclear" if error > 0.01 * size > 0 else "agrees"
 
-    def differs(self, point: Tensors, cotangents: Gradients, gradients: Gradients, direction: Tensors) -> bool:
-        """Do the differences with all steps that can be trusted say so?"""
-        slopes = [self.slope(point, direction, step) for step in self.steps]
-        return confirmed([self.judge(found, cotangents, gradients, direction) for found in slopes])
-
-
-def confirmed(verdicts: Sequence[Verdict]) -> bool:
-    return verdicts.count("differs") >= 2 and "agrees" not in verdicts
+    def differs(self, point: Tensors, direction: Tensors, claim: Claim) -> bool:
+        """Return whether the claim differs from the slopes for all steps that can be trusted."""
+        verdicts = [self.judge(self.slope(point, direction, step), claim) for step in self.steps]
+        return verdicts.count("differs") >= 2 and "agrees" not in verdicts

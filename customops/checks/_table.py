@@ -19,7 +19,6 @@ from customops.checks import (
     compiled,
     determinism,
     faketensor,
-    forward_mode,
     grad_modes,
     gradients,
     kernels,
@@ -28,7 +27,6 @@ from customops.checks import (
     modes,
     precision,
     schema,
-    second_order,
     sharding,
     state,
     threads,
@@ -366,7 +364,7 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
         # Derivatives.
         "test_autograd_registration": Check(autograd_registration.check, "where gradients come from", effort="quick"),
         "test_gradients": Check(
-            gradients.check,
+            gradients.check_gradients,
             "gradients against finite differences, and with each other",
             fewer_if(
                 _gradient_is_derived,
@@ -391,12 +389,12 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
             after=(*_GRADIENTS, "test_grad_modes", "test_precision", "test_stability"),
         ),
         "test_second_order": Check(
-            second_order.check,
+            gradients.check_second_order,
             "gradients of gradients against finite differences",
             after=(*_GRADIENTS, "test_grad_modes"),
         ),
         "test_forward_mode": Check(
-            forward_mode.check,
+            gradients.check_forward_mode,
             "tangents against finite differences",
             fewer_if(_gradient_is_derived, samples, of_kinds("value", "size", "choice", "optional", each=1, number=2)),
             after=_GRADIENTS,
