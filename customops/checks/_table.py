@@ -17,7 +17,6 @@ from customops.checks import (
     autograd_registration,
     backward,
     compiled,
-    determinism,
     faketensor,
     grad_modes,
     gradients,
@@ -26,9 +25,9 @@ from customops.checks import (
     layouts,
     modes,
     precision,
+    repeat,
     schema,
     sharding,
-    state,
     threads,
     unchecked,
     vmap,
@@ -241,15 +240,15 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
         "test_schema": Check(
             schema.check, "what the kernel writes and aliases, against the schema", everything, "quick"
         ),
-        "test_determinism": Check(determinism.check, "two calls, and the seed of each", effort="quick"),
+        "test_determinism": Check(repeat.check_determinism, "two calls, and the seed of each", effort="quick"),
         "test_uninitialized_memory": Check(
-            determinism.check_memory,
+            repeat.check_memory,
             "results in filled memory against results in memory as it comes",
             of_kinds("size", "dtype", each=4, size=16, also=lambda *of: [*steered(*of), *named(*of)]),
             "quick",
         ),
         "test_state": Check(
-            state.check,
+            repeat.check_state,
             "a call against the same call after others, in other settings",
             after=("test_determinism", "test_uninitialized_memory"),
         ),

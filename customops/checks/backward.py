@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from customops.checks import determinism, laws, layouts, precision
+from customops.checks import laws, layouts, precision, repeat
 from customops.checks._derivatives import differentiable, generator, place_of_formula, random_like
 from customops.checks._outcome import NotExercised, require
 from customops.checks._trial import FAILS, Trial, as_operator
@@ -25,7 +25,7 @@ from customops.errors import CheckError
 
 #: What is checked of a backward, on its ordinary inputs.
 _CHECKS: tuple[Callable[[Trial], None], ...] = (
-    determinism.check_memory,
+    repeat.check_memory,
     laws.check_batches,
     laws.check_permutations,
     precision.check,

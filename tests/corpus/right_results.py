@@ -84,7 +84,7 @@ def cumprod(name: str):
 @right_op(
     why="The result keeps the memory format of its input.",
     witness={
-        "checks/state.py: _check_shapes": "test_state",
+        "checks/repeat.py: _check_shapes": "test_state",
     },
     sample=lambda: (rnd(2, 3, 4, 4),),
 )
@@ -304,8 +304,8 @@ def fft_filter(name: str):
     why="The op rounds at random, and has the tag for that.",
     witness={
         "checks/_derivatives.py: formula_may_fail": "test_grad_modes",
-        "checks/determinism.py: check": "test_determinism",
-        "checks/determinism.py: _check_seed": "test_determinism",
+        "checks/repeat.py: check_determinism": "test_determinism",
+        "checks/repeat.py: _check_seed": "test_determinism",
         "checks/vmap.py: _check_randomness": "test_vmap",
     },
     sample=lambda: (torch.randn(64),),
@@ -378,7 +378,7 @@ def sample_tokens(name: str):
 @right_op(
     why="An optimizer step writes to its arguments, so that each call differs from the one before.",
     witness={
-        "checks/state.py: _check_numbers": "test_state",
+        "checks/repeat.py: _check_reused": "test_state",
     },
     sample=lambda: ([rnd(3), rnd(2, 2)], [rnd(3, seed=1), rnd(2, 2, seed=1)], [torch.zeros(3), torch.zeros(2, 2)], 0.1),
 )
