@@ -22,11 +22,9 @@ from customops.checks import (
     gradients,
     kernels,
     laws,
-    layouts,
     modes,
     precision,
     repeat,
-    schema,
     sharding,
     threads,
     unchecked,
@@ -238,7 +236,7 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
     {
         # What a call does to memory, and whether it does the same again.
         "test_schema": Check(
-            schema.check, "what the kernel writes and aliases, against the schema", everything, "quick"
+            writes.check_schema, "what the kernel writes and aliases, against the schema", everything, "quick"
         ),
         "test_determinism": Check(repeat.check_determinism, "two calls, and the seed of each", effort="quick"),
         "test_uninitialized_memory": Check(
@@ -253,14 +251,14 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
             after=("test_determinism", "test_uninitialized_memory"),
         ),
         "test_layouts": Check(
-            layouts.check,
+            writes.check_layouts,
             "strided inputs against contiguous ones",
             of_kinds("layout"),
             "quick",
             after=("test_schema", "test_determinism", "test_uninitialized_memory"),
         ),
         "test_writes": Check(
-            writes.check,
+            writes.check_writes,
             "memory around tensors, and writes and aliases that the schema declares",
             of_kinds("layout", "size", "dtype", "choice", "list", each=4, layout=None),
             "quick",

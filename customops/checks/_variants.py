@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 
@@ -66,15 +66,21 @@ def other_scales(trial: Trial) -> Iterator[Trial]:
             return signs.bool()
         return tensor * (2 * signs - 1).to(tensor.dtype) if tensor.is_floating_point() else tensor
 
-    def mixed(tensor: torch.Tensor) -> torch.Tensor:
-        order = torch.randperm(tensor.numel(), generator=numbers).to(tensor.device)
-        return tensor.reshape(-1)[order].reshape(tensor.shape)
-
     for factor in (64, 1 / 64):
-        yield trial.map_tensors(lambda _, x, by=factor: x * by if x.is_floating_point() else x)  # type: ignore[misc]
+        yield trial.map_floats(lambda x, by=factor: x * by)  # type: ignore[misc]
     yield trial.map_tensors(signed)
     for _ in range(2 if any(map(is_integer, trial.tensors)) else 0):
-        yield trial.map_tensors(lambda _, x: mixed(x) if is_integer(x) else x)
+        yield trial.map_tensors(lambda _, x: redrawn(x, numbers) if is_integer(x) else x)
+
+
+def redrawn(tensor: torch.Tensor, numbers: torch.Generator) -> torch.Tensor:
+    """The same elements at other places; numbers of floating point are a little smaller, too, so that they differ."""
+    order = torch.randperm(tensor.numel(), generator=numbers).to(tensor.device)
+    values = tensor.reshape(-1)[order].reshape(tensor.shape)
+    if not tensor.is_floating_point():
+        return values
+    factor = 1 - torch.rand(tensor.shape, generator=numbers, dtype=torch.float32) / 4
+    return (values * factor.to(tensor.device)).to(tensor.dtype)
 
 
 def with_large_integers(trial: Trial, op: Callable[..., object] | None = None) -> Trial | None:
@@ -108,6 +114,14 @@ def resized(tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
         return filled.permute(order).contiguous().permute(back)
 
 
+def repeated(tensor: torch.Tensor, sizes: Mapping[int, int]) -> torch.Tensor:
+    """A tensor in which dimensions have other sizes, by the old one; what is in them is repeated, or cut."""
+    for dim, size in enumerate(tensor.shape if _memory.is_dense(tensor) else ()):
+        if size in sizes:
+            tensor = tensor.index_select(dim, (torch.arange(sizes[size]) % size).to(tensor.device))
+    return tensor
+
+
 def like(values: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
     """`values` with the strides of `tensor`, and as a leaf or not that requires grad like it."""
     if any(step == 0 and size > 1 for step, size in zip(tensor.stride(), tensor.shape, strict=True)):
@@ -135,14 +149,14 @@ def other_values(trial: Trial) -> Trial | None:
     """
 
     def shuffled(_name: str, tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.layout is not torch.strided or tensor.is_quantized:
+        if not _memory.is_dense(tensor):
             return tensor
         rows = _rows(tensor, 3)
         order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(1)).to(tensor.device)
         return rows[order].reshape(tensor.shape)
 
     def scaled(name: str, tensor: torch.Tensor) -> torch.Tensor:
-        if not tensor.is_floating_point() or tensor.layout is not torch.strided or tensor.is_quantized:
+        if not tensor.is_floating_point() or not _memory.is_dense(tensor):
             return tensor
         factor = 1 - torch.rand(tensor.shape, generator=torch.Generator().manual_seed(2)) / 2
         return (shuffled(name, tensor) * factor.to(tensor.device)).to(tensor.dtype)

@@ -20,10 +20,11 @@ import torch
 
 from customops import _torch
 from customops.checks._inputs import tensors_in
-from customops.checks._outcome import NotExercised, processor_time, require
+from customops.checks._memory import is_dense
+from customops.checks._outcome import processor_time, require
 from customops.checks._runs import Results, attempt, difference, first_difference, steady_results
 from customops.checks._trial import Trial
-from customops.checks._variants import are_plain, is_list, other_scales, resized
+from customops.checks._variants import are_plain, is_list, other_scales, redrawn, resized
 from customops.checks.inputs.constants import constants_of
 from customops.checks.inputs.derive import derive
 from customops.checks.inputs.parts import is_integer, variation_of
@@ -71,8 +72,7 @@ class _Rows:
 def _rows_of(trial: Trial) -> Iterator[_Rows]:
     """Find groups of dimensions of one size; those of most tensors first."""
     tensors = trial.distinct
-    if not all(tensor.layout is torch.strided and not tensor.is_quantized for tensor in tensors):
-        raise NotExercised("an input is sparse or quantized")
+    require(all(map(is_dense, tensors)), "an input is sparse or quantized")
     for size in sorted({size for tensor in tensors for size in tensor.shape if 1 < size <= 4096}):
         choices = [[None, *(dim for dim, s in enumerate(tensor.shape) if s == size)] for tensor in tensors[:6]]
         combinations = itertools.islice(itertools.product(*choices), 256)
@@ -194,17 +194,7 @@ def _batch_of(rows: _Rows, expected: Results | None, draws: int = 3) -> _Batch |
 def _other_elements(own: _Batch, numbers: torch.Generator) -> _Batch | None:
     """Return a batch of the sample's size of other elements; of the same ones in another order if need be."""
     moved = own.rows.picked(own.pools, torch.randperm(own.rows.size, generator=numbers))
-
-    def shuffled(tensor: torch.Tensor) -> torch.Tensor:
-        """Put the same elements at other places; make floats a little smaller, so that they differ."""
-        order = torch.randperm(tensor.numel(), generator=numbers).to(tensor.device)
-        values = tensor.reshape(-1)[order].reshape(tensor.shape)
-        if not tensor.is_floating_point():
-            return values
-        factor = 1 - torch.rand(tensor.shape, generator=numbers) / 4
-        return (values * factor.to(tensor.device, torch.float32)).to(tensor.dtype)
-
-    for pools in ({i: shuffled(tensor) for i, tensor in moved.items()}, moved):
+    for pools in ({i: redrawn(tensor, numbers) for i, tensor in moved.items()}, moved):
         i, dim = next(iter(own.rows.dims.items()))
         first = pools[i].movedim(dim, 0)
         if not (first[1:] != first[:1]).any():
@@ -798,11 +788,7 @@ def _drawn(x: torch.Tensor, seed: int) -> torch.Tensor:
     Rounding makes no zeros: -0 is 0, and an operator need not negate its result there.
     """
     unit = _unit(x)
-    if seed:
-        numbers = torch.Generator().manual_seed(seed)
-        order = torch.randperm(x.numel(), generator=numbers).to(x.device)
-        factor = 1 - torch.rand(x.shape, generator=numbers, dtype=torch.float32) / 4
-        x = x.reshape(-1)[order].reshape(x.shape) * factor.to(x.device, x.dtype)
+    x = redrawn(x, torch.Generator().manual_seed(seed)) if seed else x
     rounded = (x / unit * 1024).round()
     return rounded.where(rounded != 0, x.sign()) / 1024 * unit
 

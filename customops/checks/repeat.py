@@ -39,7 +39,7 @@ from customops.checks._runs import (
     steady_results,
 )
 from customops.checks._trial import Trial
-from customops.checks._variants import other_arguments, other_numbers, other_values
+from customops.checks._variants import other_arguments, other_numbers, other_values, repeated
 from customops.errors import KernelError
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -112,7 +112,7 @@ def _check_seed(trial: Trial, first: Results, other: Results) -> None:
     if takes_generator or first_difference(other, first, exact=True):
         return
     # Of weights of which one alone is not zero, there is one sample.
-    equal = trial.map_tensors(lambda _, x: torch.ones_like(x) if x.is_floating_point() else x)
+    equal = trial.map_floats(torch.ones_like)
     for each in (equal, *other_arguments(trial, "normal")):
         one, two = attempt(each), attempt(each, moved=True)
         if one is not None and two is not None and first_difference(one, two, exact=True):
@@ -209,7 +209,7 @@ def _marked() -> Any:
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in tensors_in(value) if leaf.layout is torch.strided and not leaf.is_quantized]
+    return list(filter(_memory.is_dense, tensors_in(value)))
 
 
 def _is_fill(tensor: torch.Tensor) -> bool:
@@ -348,7 +348,7 @@ def _check_settings(trial: Trial) -> None:
     changed = None
     accepted = False
     for other in (False, True):
-        with _kept_settings() as before:
+        with kept_settings() as before:
             # What an earlier call left changed does not change once more: so from the usual settings, and from others.
             torch.set_default_dtype(torch.float64 if other else torch.float32)
             _torch.dispatcher.set_deterministic(other, other)
@@ -523,16 +523,9 @@ def _check_shapes(trial: Trial, other: Trial) -> None:
 
 def _enlarged(trial: Trial) -> Trial:
     """Every dimension of more than one element twice and a bit as large, by repetition."""
-
-    def larger(_name: str, tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.layout is not torch.strided or tensor.is_quantized or tensor.numel() > 10_000:
-            return tensor
-        for dim, size in enumerate(tensor.shape):
-            if size > 1:
-                tensor = tensor.index_select(dim, (torch.arange(2 * size + 1) % size).to(tensor.device))
-        return tensor
-
-    return trial.map_tensors(larger)
+    return trial.map_tensors(
+        lambda _, x: x if x.numel() > 10_000 else repeated(x, {size: 2 * size + 1 for size in x.shape if size > 1})
+    )
 
 
 def _attempt_in_float64(trial: Trial) -> Results | None:
@@ -554,7 +547,7 @@ def _check_states(trial: Trial, expected: Results) -> None:
     if any(tensor.is_floating_point() or tensor.is_complex() for tensor in trial.tensors):
         states[_DEFAULT_DTYPE] = contextlib.nullcontext()
     for name, state in states.items():
-        with _kept_settings(), state:
+        with kept_settings(), state:
             if name == _DEFAULT_DTYPE:
                 torch.set_default_dtype(torch.float64)
             actual = attempt(trial)
@@ -635,7 +628,7 @@ class Settings:
 
 
 @contextlib.contextmanager
-def _kept_settings() -> Iterator[Settings]:
+def kept_settings() -> Iterator[Settings]:
     before = Settings.now()
     try:
         yield before
