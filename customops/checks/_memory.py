@@ -25,7 +25,7 @@ def byte_range(tensor: torch.Tensor) -> tuple[int, int]:
 
 
 def is_dense(tensor: torch.Tensor) -> bool:
-    """Does a tensor lay out its elements by strides, each as it is?"""
+    """Return whether a tensor holds its elements by strides, and not quantized."""
     return tensor.layout is torch.strided and not tensor.is_quantized
 
 

@@ -164,7 +164,7 @@ class Trial:
         return self.map_tensors(lambda _name, tensor: tensor.detach())
 
     def map_floats(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Trial:
-        """The same call with `change` of each tensor of floating point."""
+        """Return the same call with `change` of each tensor of floating point."""
         return self.map_tensors(lambda _name, tensor: change(tensor) if tensor.is_floating_point() else tensor)
 
     def in_float64(self) -> Trial:

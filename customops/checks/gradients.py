@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch.autograd import forward_ad
@@ -86,21 +86,16 @@ class _Relations(Ordinary):
             return all(v is None or v.is_contiguous() for v in gradients)
 
         fix = "read the gradient by its strides, or call .contiguous() on it; use reshape instead of view"
-        strided: list[torch.Tensor | None] = []
-        for v in self.cotangents:
-            if v is not None:  # every second element of a larger tensor, with the dimensions in another order
-                larger = v.new_zeros((*reversed(v.shape), 2))
-                v = larger[..., 1].permute(tuple(range(v.dim() - 1, -1, -1))).copy_(v)
-            strided.append(v)
+        strided = self._given(_spread)
         if not are_contiguous(strided):
             self._compare(strided, "backward is wrong where the gradient it is given is not contiguous", fix)
         if any(v is not None and v.is_complex() for v in self.cotangents):
-            lazily = [v if v is None else v.conj().resolve_conj().conj() for v in self.cotangents]
+            lazily = self._given(lambda v: v.conj().resolve_conj().conj())
             problem = "backward is wrong where the gradient it is given is lazily conjugated, as that of .conj() is"
             self._compare(lazily, problem, "call .resolve_conj() on the gradient before its memory is read")
-        expanded = [v if v is None else v.new_ones(()).expand(v.shape) for v in self.cotangents]
+        expanded = self._given(lambda v: v.new_ones(()).expand(v.shape))
         with formula_may_fail(self.function, "backward fails"):
-            of_ones = self.recorded.gradients([v if v is None else torch.ones_like(v) for v in self.cotangents])
+            of_ones = self.recorded.gradients(self._given(torch.ones_like))
         if are_finite(of_ones) and not are_contiguous(expanded):
             problem = "backward is wrong where the gradient it is given is expanded, as that of .sum() is"
             self._compare(expanded, problem, fix, of_ones)
@@ -115,7 +110,7 @@ class _Relations(Ordinary):
             fix = "the gradient of an output that is not used may be None or zeros: take both"
             self.judge(sums, self.expected, problem, fix)
         if not self.recorded.returns_an_input():  # else it is there, perhaps, for what its backward adds
-            zeros = [v if v is None else torch.zeros_like(v) for v in self.cotangents]
+            zeros = self._given(torch.zeros_like)
             problem = "backward makes something else than zeros of a gradient of zeros"
             fix = "do not divide by the gradient, nor add to it"
             self._compare(zeros, problem, fix, [None] * len(self.expected))
@@ -123,17 +118,26 @@ class _Relations(Ordinary):
             label = self.function.inputs[i].label
             self.compare_choice((i,), f"the gradient of {label} is another one where {label} alone", label)
 
+    def _given(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Gradients:
+        return [None if v is None else change(v) for v in self.cotangents]
+
     def _compare(self, cotangents: Gradients, problem: str, fix: str, expected: Gradients | None = None) -> None:
         with formula_may_fail(self.function, problem):
             found = self.recorded.gradients(cotangents)
         self.judge(found, self.expected if expected is None else expected, problem, fix)
 
 
+def _spread(tensor: torch.Tensor) -> torch.Tensor:
+    """Return every second element of a larger tensor, with the dimensions in another order."""
+    larger = tensor.new_zeros((*reversed(tensor.shape), 2))
+    return larger[..., 1].permute(tuple(range(tensor.dim() - 1, -1, -1))).copy_(tensor)
+
+
 class _Comparison(Differences):
     """Gradients of a function by some of its inputs, and finite differences."""
 
     def run(self) -> str:
-        """'agrees', or why nothing can be said."""
+        """Return 'agrees', or why the gradients cannot be compared."""
         self._look_for_nan()
         # Of symmetric matrices one triangle alone may be read: they stay so.
         stay = all(x.dim() < 2 or (x.shape[-1] == x.shape[-2] and torch.equal(x, x.mH)) for x in self.point)
@@ -152,7 +156,7 @@ class _Comparison(Differences):
         return "the operator is not smooth around these inputs, or too steep"
 
     def _look_for_nan(self) -> None:
-        """Is a gradient NaN in an element along which finite differences find a slope?
+        """Raise CheckError for a gradient that is NaN in an element along which finite differences find a slope.
 
         Plain functions have such gradients, too, for numbers such as a scale of zero.
         """
@@ -195,7 +199,7 @@ class _Comparison(Differences):
         return self.judge(found, Claim(cotangents, gradients, direction))
 
     def _compare_common_shift(self, point: Tensors) -> None:
-        """Where the function has kinks, ties perhaps, it may be smooth if all elements change alike."""
+        """Change all elements alike: where the function has kinks, ties perhaps, it may be smooth in that direction."""
         # By the size of most of them: what is smooth beside small numbers need not be so for steps of the largest.
         size = max((float(x.abs().median()) for x in point if x.numel()), default=0.0) or max(self.scales)
         ones = [torch.full_like(x, size) for x in point]
@@ -218,7 +222,7 @@ class _Comparison(Differences):
                 )
 
     def _confirm(self, point: Tensors) -> str | None:
-        """Find the input, and the output, of which the gradient is wrong, and raise; or why it is no fault."""
+        """Raise CheckError for the input and the output whose gradient is wrong, or return why it is no fault."""
         doubts: list[str] = []
         tracked = Recorded(self.function, point, self.wanted).tracked
         for i in self.wanted:
@@ -235,14 +239,14 @@ class _Comparison(Differences):
         return doubts[-1] if doubts else None
 
     def _wrong_gradients(self, i: int, of: Sequence[int], point: Tensors) -> tuple[Gradients, Gradients] | None:
-        """Gradients of some outputs, and those of the inputs for them, if that of input `i` is wrong."""
+        """Return gradients of some outputs, and those of the inputs for them, if the gradient of input `i` is wrong."""
         cotangents, gradients = self.gradients_at(point, of)
         directions = (self.direction([i]) for _ in range(2))
         is_wrong = all(self.differs(point, along, Claim(cotangents, gradients, along)) for along in directions)
         return (cotangents, gradients) if is_wrong else None
 
     def _exemption(self, i: int, k: int, point: Tensors, cotangents: Gradients, gradients: Gradients) -> str | None:
-        """Why there is no saying what a gradient should be."""
+        """Return the reason why a gradient cannot be judged, or None."""
         gradient, item, direction = gradients[i], self.function.inputs[i], self.direction([i])
         others_require = any(other.requires_grad for other in self.function.inputs)
         has_no_formula = all(each is None for each in gradients)
@@ -280,7 +284,7 @@ class _Comparison(Differences):
         return None
 
     def _is_linear(self, point: Tensors, i: int, k: int) -> bool:
-        """Do slopes along two directions add up? Not where elements tie, of which those that change most are taken."""
+        """Return whether slopes along two directions add up. They do not where elements tie."""
         one, other = self.direction([i]), self.direction([i])
         both = [u + w for u, w in zip(one, other, strict=True)]
         slopes = [self.slope(point, direction) for direction in (one, other, both)]
@@ -294,7 +298,7 @@ class _Comparison(Differences):
         return float((first + second - sum_).abs().max()) <= 10 * error + 1e-3 * size
 
     def _is_passed_on(self, i: int, k: int, point: Tensors, cotangents: Gradients, gradient: torch.Tensor) -> bool:
-        """Is it a rounding to a scale that the largest element makes, whose backward passes its gradient on?
+        """Return whether the op rounds to a scale that the largest element makes, and passes its gradient on.
 
         A small change of most elements by themselves changes nothing then.
         """
@@ -313,7 +317,7 @@ class _Comparison(Differences):
         return same >= 0.6 * len(numbers)
 
     def _is_steep(self, i: int, k: int, point: Tensors, cotangents: Gradients, gradient: torch.Tensor) -> bool:
-        """Is a slope what a large gradient says, for a change as small as that asks for?
+        """Return whether a slope is what a large gradient says, for a change as small as that asks for.
 
         As of ``x / (x + 1e-20)`` at zero, of which finite differences see nothing. The largest element changes, or, for
         where elements tie, all change alike.
@@ -338,7 +342,7 @@ class _Comparison(Differences):
         return False
 
     def _is_unstable(self, i: int, point: Tensors, cotangents: Gradients, gradient: torch.Tensor) -> bool:
-        """Does a change of the last digits change the gradient as a whole, as for a matrix that is nearly singular?"""
+        """Return whether a change of the last digits changes the whole gradient, as for a nearly singular matrix."""
         largest = float(gradient.abs().max()) if gradient.numel() else 0.0
         for direction in (self.direction(range(len(point))) for _ in range(2)):
             moved = [x * (1 + 1e-13 * u / scale) for x, u, scale in zip(point, direction, self.scales, strict=True)]
@@ -377,7 +381,7 @@ class _Comparison(Differences):
         return self.function.fault(problem, expected, got, fix, argument=label)
 
     def _worst_element(self, i: int, k: int, point: Tensors, *, ones: bool) -> tuple[float, float, str] | None:
-        """The derivative by the element of which the gradient is most wrong, what backward says, and which it is.
+        """Return the derivative by the element whose gradient is most wrong, what backward says, and the element.
 
         With `ones` for the gradients of the outputs, the numbers are those of the formula.
         """
@@ -402,7 +406,7 @@ class _Comparison(Differences):
 
 
 def _is_always_identity(function: Function, i: int, k: int) -> bool:
-    """Is output `k` input `i` also with other numbers and optional arguments? If not, that is what it computes here."""
+    """Return whether output `k` is input `i` also with other numbers and optional arguments."""
     for trial in other_arguments(function.trial, "normal"):
         try:
             other = Function(trial)
@@ -419,7 +423,7 @@ def _is_always_identity(function: Function, i: int, k: int) -> bool:
 # have to differ at points nearby as well. The gradient is what its author chose where the reference has none, or zeros,
 # as a rounding has, where an input is NaN, and where the operator returns its input as it is.
 def _compare_with_reference(function: Function, wanted: Sequence[int]) -> bool:
-    """Compare the gradients by the inputs of the numbers `wanted`. Was there something to compare?"""
+    """Compare the gradients by the inputs of the numbers `wanted`; return whether there was something to compare."""
     if function.trial.reference is None or any(bool(x.isnan().any()) for x in function.values):
         return False
     values, reference = function.values, copy.copy(function)
@@ -511,7 +515,7 @@ class _Second(Differences):
         raise NotExercised("the second derivative cannot be compared: the gradient is not smooth here, or too steep")
 
     def _first(self, point: Sequence[torch.Tensor]) -> Tensors:
-        """The gradients, zeros where there is none."""
+        """Return the gradients, zeros where there is none."""
         with torch.enable_grad():
             recorded = Recorded(self.function, point[: self.count], self.wanted)
             gradients = recorded.gradients(self._cotangents(recorded, point[self.count :]))
@@ -523,7 +527,7 @@ class _Second(Differences):
         return [by_output.get(k) for k in range(len(recorded.outputs))]
 
     def _second(self, point: Tensors, weights: Sequence[torch.Tensor | None]) -> Gradients:
-        """The gradients of the gradients, by autograd."""
+        """Return the gradients of the gradients, by autograd."""
         try:
             recorded = Recorded(self.function, point[: self.count], self.wanted)
             given = [v.detach().clone().requires_grad_() for v in point[self.count :]]
@@ -616,7 +620,7 @@ class _Forward(Differences):
             raise NotExercised("the tangents cannot be compared: the operator is not smooth here, or too steep")
 
     def _call(self, point: Tensors, direction: Tensors, moving: Sequence[int]) -> tuple[Tensors, Gradients]:
-        """The results of a call in which the inputs `moving` have tangents, and the tangents of the results."""
+        """Return the results of a call in which the inputs `moving` have tangents, and the tangents of the results."""
         with forward_ad.dual_level():
             pairs = enumerate(zip(point, direction, strict=True))
             duals = [forward_ad.make_dual(x.detach().clone(), u) if i in moving else x.detach() for i, (x, u) in pairs]

@@ -677,7 +677,7 @@ def _check_values(trial: Trial) -> bool:
 
 
 def _is_law_of_all(agreeing: Sequence[Trial], broken: Trial) -> bool:
-    """Is a law that some calls follow one of the operator, which all should?
+    """Return whether a law that some calls follow is one of the operator, which all calls should follow.
 
     A middle element depends on whether there is one, so that a call with the same parities has to follow. So has one
     as large in each dimension: the windows of a pooling have one element each in small tensors. A number of windows
@@ -703,7 +703,7 @@ def _is_law_of_all(agreeing: Sequence[Trial], broken: Trial) -> bool:
 
 
 def _laws_of(trial: Trial, label: str) -> _Laws:
-    """The laws that hold for the values of the sample, for two other draws, and for other signs and sizes."""
+    """Return the laws that hold for the values of the sample, for two other draws, and for other signs and sizes."""
     draws = [_with(trial, label, lambda x, seed=seed: _drawn(x, seed)) for seed in (0, 1, 2)]  # type: ignore[misc]
     results = [attempt(draw) for draw in draws]
     if any(each is None for each in results):
@@ -730,7 +730,7 @@ def _laws_of(trial: Trial, label: str) -> _Laws:
 
 
 def _compare(trial: Trial, label: str, laws: _Laws, rtol: float) -> Iterator[tuple[tuple[_Change, str], str | None]]:
-    """For each law whether it holds: None, or how the result differs. Left out is what is not finite."""
+    """Yield for each law None if it holds, or how the result differs. Results that are not finite are left out."""
     tensor = _tensor(trial, label)
     if tensor is None or not tensor.numel() or not bool(tensor.isfinite().all()):
         return
@@ -750,7 +750,7 @@ def _compare(trial: Trial, label: str, laws: _Laws, rtol: float) -> Iterator[tup
 
 
 def _check_far(trial: Trial, label: str, laws: _Laws) -> None:
-    """A result that a constant leaves as it is, a large one does, too."""
+    """Raise CheckError if a small constant leaves a result as it is, and a large one does not."""
     names = [name for (change, name), law in laws.items() if change is _SHIFTS[0] and law == _SAME]
     tensor = _tensor(trial, label)
     if not names or tensor is None or tensor.dtype is not torch.float32:
@@ -777,13 +777,13 @@ def _check_far(trial: Trial, label: str, laws: _Laws) -> None:
 
 
 def _unit(tensor: torch.Tensor) -> float:
-    """The power of two that is as large as the largest element, at least."""
+    """Return the smallest power of two that is as large as the largest element."""
     largest = float(tensor.abs().max())
     return 2.0 ** math.ceil(math.log2(largest)) if largest > 0 and math.isfinite(largest) else 1.0
 
 
 def _drawn(x: torch.Tensor, seed: int) -> torch.Tensor:
-    """Elements in another order and a little smaller; without a seed rounded alone, so that sums of two are exact.
+    """Put elements in another order, a little smaller; without a seed, only round them, so that sums of two are exact.
 
     Rounding makes no zeros: -0 is 0, and an operator need not negate its result there.
     """
@@ -807,7 +807,7 @@ def _with(trial: Trial, label: str, change: Callable[[torch.Tensor], torch.Tenso
 
 
 def _other_sizes(trial: Trial) -> Iterator[Any]:
-    """The cases with other sizes, of which none is less than two that was more in the sample."""
+    """Find the cases with other sizes, without those that make a size of two or more smaller than two."""
     least = min((size for tensor in trial.tensors for size in tensor.shape), default=0)
     for case in derive(trial, variation_of(trial.custom_op), "normal"):
         sizes = [size for tensor in case.trial.tensors for size in tensor.shape]
@@ -816,7 +816,7 @@ def _other_sizes(trial: Trial) -> Iterator[Any]:
 
 
 def _check_zero(trial: Trial) -> bool:
-    """An optional number of 0.0 is not None: results are near those for a tiny number."""
+    """Raise CheckError if an optional number of 0.0 has the results of None, and not those of a tiny number."""
     tried = False
     for name in [argument.name for argument in trial.schema.arguments if argument.type == "float?"]:
         values = (None, 0.0, 1e-30, 5e-31, -1.0)
@@ -845,7 +845,7 @@ def _check_zero(trial: Trial) -> bool:
 
 
 def _check_members(trial: Trial, expected: Results) -> bool:
-    """Of operators on lists of which each member has its own result: it has that in other lists, too."""
+    """Put the members of lists, each of which has its own result, into other lists."""
     lists = {name: value for name, value in trial.arguments.items() if is_list(value)}
     counts = {len(value) for value in lists.values()}
     if len(counts) != 1 or not all(is_list(value) and len(value) in counts for value in expected.values()):
@@ -855,7 +855,7 @@ def _check_members(trial: Trial, expected: Results) -> bool:
         return False
 
     def grown(i: int) -> dict[str, torch.Tensor]:
-        """Member `i` with more elements than those before it."""
+        """Return member `i` with more elements than the members before it."""
         return {
             n: resized(v[i], (*v[i].shape[:-1], v[i].shape[-1] + i)) if v[i].dim() else v[i] for n, v in lists.items()
         }
@@ -887,7 +887,7 @@ def _check_members(trial: Trial, expected: Results) -> bool:
 def _differing_member(
     trial: Trial, lists: Mapping[str, Sequence[torch.Tensor]], numbers: Sequence[int]
 ) -> tuple[int, str] | None:
-    """The first member whose result is not the one it has alone, and how it differs."""
+    """Return the first member whose result is not the one that it has alone, and how it differs."""
     results = attempt(trial)
     for i in numbers if results is not None else ():
         alone = attempt(trial.with_arguments(**{name: [value[i]] for name, value in lists.items()}))

@@ -76,7 +76,7 @@ def check(trial: Trial) -> None:
 
 
 def check_resolution(trial: Trial) -> None:
-    """Does a result in float64 see no more of its inputs than float32 resolves?"""
+    """Raise CheckError for a result in float64 that sees no more of its inputs than float32 resolves."""
     trial = trial.detached()
     steady_results(trial)
     if not any(tensor.dtype in (torch.float32, torch.float64) for tensor in trial.tensors):
@@ -103,7 +103,7 @@ def check_resolution(trial: Trial) -> None:
 
 
 def _compare_default_dtypes(trial: Trial, wide: Trial, truth: Results) -> None:
-    """Is a result for float64 another one where new tensors are of float64, which is the more precise opinion?"""
+    """Compare results for float64 with those where new tensors are of float64, which is more precise."""
     with kept_settings():
         torch.set_default_dtype(torch.float64)
         precise = attempt(wide) or {}
@@ -119,7 +119,7 @@ def _compare_default_dtypes(trial: Trial, wide: Trial, truth: Results) -> None:
 
 
 def check_stability(trial: Trial) -> None:
-    """Are results not finite, in float32 or bfloat16, that are ordinary numbers for float64?"""
+    """Raise CheckError for a result that is not finite in float32 or bfloat16, and an ordinary number for float64."""
     trial = trial.detached()
     steady_results(trial)
     floating = [tensor for tensor in trial.tensors if tensor.is_floating_point() and tensor.numel()]
@@ -132,7 +132,7 @@ def check_stability(trial: Trial) -> None:
 
 
 def _check_nothing(trial: Trial) -> None:
-    """Of a quantization, is a row of zeros NaN, though rows of tiny numbers are not? Padding often is of zeros."""
+    """Raise CheckError if a quantization makes NaN of a row of zeros, as padding is, and numbers of tiny ones."""
     for tensor in trial.distinct:
         if not tensor.is_floating_point() or tensor.dim() < 2 or len(tensor) < 2:
             continue
@@ -153,7 +153,7 @@ def _check_nothing(trial: Trial) -> None:
 
 
 def _check_range(trial: Trial, dtype: torch.dtype, largest: float, ordinary: float, fix: str) -> bool:
-    """Are results finite for values up to `largest`, if they are below `ordinary`?"""
+    """Require results below `ordinary` to be finite for values up to `largest`; return whether there were some."""
 
     def enlarged(tensor: torch.Tensor) -> torch.Tensor:
         if not tensor.numel():
@@ -186,7 +186,7 @@ def _check_range(trial: Trial, dtype: torch.dtype, largest: float, ordinary: flo
 
 
 def _check_integers(trial: Trial, expected: Results) -> bool:
-    """A result that has room for more than the inputs is that of wider inputs."""
+    """Compare results that have room for more than the inputs with those of wider inputs."""
     narrow = {tensor.dtype for tensor in trial.tensors if tensor.dtype in _NARROW_INTS}
     if len(narrow) != 1:
         return False
@@ -231,7 +231,7 @@ def _compare_with_wide_integers(trial: Trial, dtype: torch.dtype, expected: Resu
 
 
 def _counts_bits(trial: Trial, dtype: torch.dtype, wider: torch.dtype, name: str) -> bool:
-    """Do int32 and int64 differ for negative numbers alone, as the number of ones in their bits does?"""
+    """Return whether int32 and int64 differ for negative numbers alone, as the number of ones in their bits does."""
     if dtype is not torch.int32:
         return False
     positive = trial.map_tensors(lambda _, x: x.abs() if is_integer(x) else x)
@@ -241,7 +241,7 @@ def _counts_bits(trial: Trial, dtype: torch.dtype, wider: torch.dtype, name: str
 
 
 def _check_masks(trial: Trial, expected: Results) -> bool:
-    """A mask of uint8, where the operator takes one, means what that of bools does."""
+    """Compare a mask of uint8, where the operator takes one, with that of bools."""
     accepted = next(_accepted(trial, [torch.uint8], lambda tensor: tensor.dtype is torch.bool), None)
     if accepted is None or not any(tensor.dtype is torch.bool for tensor in trial.tensors):
         return False
@@ -266,7 +266,7 @@ def _kind(value: Any) -> Any:
 def _accepted(
     trial: Trial, dtypes: Sequence[torch.dtype], is_converted: Callable[[torch.Tensor], bool]
 ) -> Iterator[tuple[torch.dtype, Trial, Results]]:
-    """Those of some dtypes that the operator takes in the place of its own, the calls with them, and the results."""
+    """Find the dtypes that the operator takes in the place of its own, with the calls and their results."""
     for dtype in dtypes:
         changed = trial.map_tensors(lambda _name, x, to=dtype: x.to(to) if is_converted(x) else x)  # type: ignore[misc]
         results = attempt(changed)
@@ -275,7 +275,7 @@ def _accepted(
 
 
 def _check_wider(trial: Trial, expected: Results) -> bool:
-    """A result in a narrow dtype is near that of a wider one."""
+    """Compare results in a narrow dtype with those of a wider one."""
     dtypes = {tensor.dtype for tensor in trial.tensors if tensor.is_floating_point() or tensor.is_complex()}
     if len(dtypes) != 1 or not dtypes <= _STEPS.keys():
         return False
@@ -311,7 +311,7 @@ def _grown(old: int, new: int, _name: str, tensor: torch.Tensor) -> torch.Tensor
 
 
 def _large_sizes(trial: Trial, old: int) -> Iterator[int]:
-    """What a size may grow to, the largest first."""
+    """Find the sizes to which a size may grow, the largest first."""
     counts = [(tensor.numel(), list(tensor.shape).count(old)) for tensor in trial.tensors]
     is_paired = sum(count > 0 for _, count in counts) > 1
     for new in _LARGE:
@@ -321,7 +321,7 @@ def _large_sizes(trial: Trial, old: int) -> Iterator[int]:
 
 
 def _check_zeros(zeros: Trial, dtype: torch.dtype) -> None:
-    """Are results for zeros NaN that are numbers in wider dtypes? A small constant may be zero in a narrow one."""
+    """Raise CheckError for a NaN of zeros that is a number in a wider dtype: a small constant may be zero here."""
     accepted = next(_accepted(zeros, (torch.float64, torch.float32), torch.Tensor.is_floating_point), None)
     for name, actual, truth in _floats(attempt(zeros), accepted[2]) if accepted is not None else ():
         wrong = actual.isnan() & truth.isfinite()
@@ -377,7 +377,7 @@ def _floats(results: Results | None, truths: Results | None) -> Iterator[tuple[s
 def _beyond(
     actual: torch.Tensor, truth: torch.Tensor, near: list[torch.Tensor], dtype: torch.dtype, scale: float
 ) -> str | None:
-    """Where a result is farther from the truth than the dtype and the steepness of the operator explain.
+    """Describe where a result is farther from the truth than the dtype and the steepness of the operator explain.
 
     `scale`: the size of numbers that results may be differences of.
     """

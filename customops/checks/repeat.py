@@ -107,7 +107,7 @@ def check_determinism(trial: Trial) -> None:
 
 
 def _check_seed(trial: Trial, first: Results, other: Results) -> None:
-    """What is tagged as random depends on the seed, if not with these values, numbers and choices, then with others."""
+    """Raise CheckError if an op that is tagged as random gives the same for two seeds, with other inputs as well."""
     takes_generator = any(argument.type.startswith("Generator") for argument in trial.schema.arguments)
     if takes_generator or first_difference(other, first, exact=True):
         return
@@ -135,7 +135,7 @@ _FEW = 8  #: elements of results, which may be the same by chance
 
 
 def _check_advanced(given: Trial, names: list[str], first: Results) -> None:
-    """A generator that numbers were drawn from has another state after the call."""
+    """Raise CheckError if numbers were drawn from a generator, and its state after the call is the one before."""
     generators = {name: torch.Generator().manual_seed(2) for name in names}
     reseeded = given.with_arguments(**generators)
     results = attempt(reseeded)
@@ -194,7 +194,7 @@ def check_memory(trial: Trial) -> None:
 
 
 def _unwritten(trial: Trial) -> set[str] | None:
-    """The outputs that keep what new memory is filled with; None if the operator does not take the inputs."""
+    """Return the outputs that keep what new memory is filled with; None if the operator does not take the inputs."""
     with _marked():
         marks = attempt(trial)
     if marks is None:
@@ -204,7 +204,7 @@ def _unwritten(trial: Trial) -> set[str] | None:
 
 
 def _marked() -> Any:
-    """New memory that Python code asks for is filled with marks: as it comes, it may still hold an earlier fill."""
+    """Fill new memory that Python code asks for with marks: as it comes, it may still hold an earlier fill."""
     return _filling(_ALLOCATING, lambda tensor: tensor.detach().fill_(_mark_of(tensor)))
 
 
@@ -220,7 +220,7 @@ def _is_fill(tensor: torch.Tensor) -> bool:
 
 @contextlib.contextmanager
 def _deterministic(*, fill: bool) -> Iterator[None]:
-    """Deterministic algorithms, where there are any; with `fill`, torch fills new memory with NaN, or large numbers."""
+    """Use deterministic algorithms where torch has them; with `fill`, fill new memory with NaN, or large numbers."""
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     settings: Any = torch.utils.deterministic
     filling = settings.fill_uninitialized_memory
@@ -235,7 +235,7 @@ def _deterministic(*, fill: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _filled() -> Iterator[None]:
-    """New memory of torch, and of numpy where it is loaded, is filled with NaN, or with large numbers."""
+    """Fill new memory of torch, and of numpy where it is loaded, with NaN or with large numbers."""
     numpy: Any = sys.modules.get("numpy")
 
     def fill(array: Any) -> None:
@@ -258,7 +258,7 @@ _ALLOCATING = (
 
 @contextlib.contextmanager
 def _filling(names: Sequence[tuple[Any, str]], fill: Callable[[Any], Any]) -> Iterator[None]:
-    """What the functions of these names of modules and classes return is filled."""
+    """Fill what the functions of these names of modules and classes return."""
     before = [(owner, name, getattr(owner, name)) for owner, name in names]
     try:
         for owner, name, make in before:
@@ -279,7 +279,7 @@ def _and_fill(make: Callable[..., Any], fill: Callable[[Any], Any]) -> Callable[
 
 
 def _mark_of(tensor: torch.Tensor) -> float:
-    """What `_unwritten` fills new memory of this dtype with."""
+    """Return the number with which `_unwritten` fills new memory of this dtype."""
     return 77.25 if tensor.is_floating_point() or tensor.is_complex() else 77
 
 
@@ -323,7 +323,7 @@ def check_state(trial: Trial) -> None:
 
 
 def _check_operations(trial: Trial) -> None:
-    """Of an op with ``kernel_calls_torch=False``, the first call of a kernel was looked at; look at this one, too."""
+    """Look at this call of an op with ``kernel_calls_torch=False``, as at the first call of each kernel."""
     definition = getattr(trial.custom_op, "_definition", None)
     if definition is None or definition.spec.kernel_calls_torch:
         return
@@ -374,7 +374,7 @@ def _check_settings(trial: Trial) -> None:
 
 
 def _check_caches(trial: Trial, other: Trial) -> None:
-    """Where a container grew in a call of a size that was never seen, results are the same when it is empty."""
+    """Empty the containers that grew in a call of a new size, and compare the results."""
     caches = _caches_of(trial.kernels)
     if not caches or trial.mutated:
         return
@@ -400,7 +400,7 @@ def _check_caches(trial: Trial, other: Trial) -> None:
 
 
 def _check_kept(trial: Trial, other: Trial) -> None:
-    """A second call changes neither what the first returned nor what it was given; what a user does neither."""
+    """Raise CheckError if a second call changes what the first returned or was given, or returns the same memory."""
     first, second = trial.copy(), other.copy()
     try:
         outputs = call(first)
@@ -432,11 +432,11 @@ def _check_kept(trial: Trial, other: Trial) -> None:
 
 
 def _check_released(trial: Trial) -> None:
-    """Tensors of earlier calls are freed; a cache may hold those of the last few hundred calls."""
+    """Raise CheckError if tensors of calls stay alive. A cache may hold those of the last few hundred calls."""
     calls = [_tensors_of_a_call(trial) for _ in range(_COPIES)]
 
     def are_alive() -> bool:
-        """Is a tensor of each call alive, another one each time?"""
+        """Return whether a tensor of each call is alive, another one each time."""
         alive = [{id(tensor()) for tensor in tensors if tensor() is not None} for tensors in calls]
         return all(found.difference(*alive[:i], *alive[i + 1 :]) for i, found in enumerate(alive))
 
@@ -464,7 +464,7 @@ def _tensors_of_a_call(trial: Trial) -> list[weakref.ref[torch.Tensor]]:
 
 
 def _check_reused(trial: Trial, other: Trial | None) -> None:
-    """A tensor that is written between two calls is another input, and so is the same tensor with another number."""
+    """Call again with the same tensors: after they were written, and with another number."""
     if trial.mutated:
         return
     changes = [] if other is None else [("called again with a tensor that was written in between: ", other)]
@@ -489,7 +489,7 @@ def _check_reused(trial: Trial, other: Trial | None) -> None:
 
 
 def _unknown_copies(*trials: Trial) -> list[Trial]:
-    """Copies that no cache of earlier calls knows, by id or by address.
+    """Make copies that no cache of earlier calls knows, by id or by address.
 
     New tensors get the ids of freed ones. Spare tensors take such ids first.
     """
@@ -500,7 +500,7 @@ def _unknown_copies(*trials: Trial) -> list[Trial]:
 
 
 def _check_shapes(trial: Trial, other: Trial) -> None:
-    """For a size that was never seen: what a call gives in float64 it gives in float32, called with others before."""
+    """Compare float32 with float64 for a new size, after a call of that size with other values."""
     if not trial.tensors or not all(t.dtype is torch.float32 or not t.is_floating_point() for t in trial.tensors):
         return
     enlarged, other_enlarged = _enlarged(trial), _enlarged(other)
@@ -522,14 +522,14 @@ def _check_shapes(trial: Trial, other: Trial) -> None:
 
 
 def _enlarged(trial: Trial) -> Trial:
-    """Every dimension of more than one element twice and a bit as large, by repetition."""
+    """Make every dimension of more than one element twice and a bit as large, by repetition."""
     return trial.map_tensors(
         lambda _, x: x if x.numel() > 10_000 else repeated(x, {size: 2 * size + 1 for size in x.shape if size > 1})
     )
 
 
 def _attempt_in_float64(trial: Trial) -> Results | None:
-    """The floating-point results of a call, as float64."""
+    """Return the floating-point results of a call, as float64."""
     results = attempt(trial)
     if results is None:
         return None
@@ -612,7 +612,7 @@ class Settings:
         return cls({name: get() for name, get, _ in _SETTINGS})
 
     def change(self) -> tuple[str, str] | None:
-        """What has changed, and from what to what."""
+        """Return what has changed, and from what to what."""
         for name, value in Settings.now().values.items():
             before = self.values[name]
             if before is not None and value != before:
@@ -637,7 +637,7 @@ def kept_settings() -> Iterator[Settings]:
 
 
 def _reseeds(trial: Trial) -> str | None:
-    """The library whose generator has the same state after the call whatever it was before; None if there is none."""
+    """Return the library whose generator has the same state after the call whatever it was before, or None."""
     numpy: Any = sys.modules.get("numpy")
     libraries: dict[str, tuple[Callable[[], Any], Callable[[Any], Any], Callable[[int], Any]]] = {
         "torch": (torch.get_rng_state, torch.set_rng_state, torch.default_generator.manual_seed),
@@ -656,7 +656,7 @@ def _reseeds(trial: Trial) -> str | None:
 
 
 def _state_after(trial: Trial, seed: Callable[[int], Any], number: int, get: Callable[[], Any]) -> bytes:
-    """The state of a generator after a call, seeded with this number before it."""
+    """Return the state of a generator after a call, seeded with this number before it."""
 
     def seeded_call(*args: Any, **kwargs: Any) -> bytes:
         seed(number)
@@ -673,7 +673,7 @@ def _state_after(trial: Trial, seed: Callable[[int], Any], number: int, get: Cal
 
 
 def _caches_of(functions: list[Callable[..., Any]]) -> list[Any]:
-    """The dicts, lists, sets and memoized functions that functions can reach."""
+    """Find the dicts, lists, sets and memoized functions that functions can reach."""
     found: list[Any] = []
     seen: set[int] = set()
     waiting: list[Any] = functions[::-1]

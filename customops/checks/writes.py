@@ -75,7 +75,7 @@ def check_schema(trial: Trial) -> None:
 
 
 def _judge(trial: Trial) -> Any:
-    """Call an operator; returns what it returned, if the schema is true of the call."""
+    """Call an operator, and return what it returned if the schema is true of the call."""
     inputs = {name: tensors_in(value) for name, value in trial.arguments.items()}
     unwritten = [(name, tensor) for name in inputs if name not in trial.mutated for tensor in inputs[name]]
     before = [(name, tensor, _snapshot(tensor)) for name, tensor in unwritten]
@@ -142,7 +142,7 @@ def _schema_error(trial: Trial, problem: str, **fields: str) -> CheckError:
 
 
 def _snapshot(tensor: torch.Tensor) -> Callable[[], str | None]:
-    """A function that says what has happened to a tensor since, or None."""
+    """Return a function that describes what has happened to a tensor since; it returns None if nothing has."""
 
     def shape_now() -> tuple[Any, ...]:
         if tensor.is_nested:
@@ -259,7 +259,7 @@ def _judge_unwritten(trial: Trial, calls: list[list[_State]]) -> None:
 
 
 def _is_written_by(label: str, sample: Trial) -> bool:
-    """Does another sample write the argument? What is declared as written need not be by each call."""
+    """Return whether another sample writes the argument. Not each call has to write what is declared as written."""
     name = label.partition("[")[0]
     with torch.no_grad():
         calls = [before for _, before, _ in _writing_calls(sample.detached())]
@@ -267,7 +267,7 @@ def _is_written_by(label: str, sample: Trial) -> bool:
 
 
 def _is_written_at_other_sizes(trial: Trial, label: str) -> bool:
-    """Does a call of other sizes write the argument? Of two elements, both may be at the border."""
+    """Return whether a call of other sizes writes the argument. Of two elements, both may be at the border."""
     if min(size for _, each, x in trial.named_tensors if each == label for size in (3, *x.shape)) > 2:
         return False
     with torch.no_grad():
@@ -313,7 +313,7 @@ def _judge_surroundings(trial: Trial) -> bool:
 
 
 def _writing_calls(trial: Trial) -> Iterator[tuple[Trial, list[_State], list[Any]]]:
-    """Calls until each tensor that is declared as written was: what was written before, and what was returned."""
+    """Call until each tensor that is declared as written was; yield the calls, the tensors before, and the results."""
     idle = {state.label for state in _states(trial)}
     for changed in itertools.islice(_likely_to_write(trial), 20):
         if not idle:
@@ -331,7 +331,7 @@ def _writing_calls(trial: Trial) -> Iterator[tuple[Trial, list[_State], list[Any
 
 
 def _likely_to_write(trial: Trial) -> Iterator[Trial]:
-    """Calls with other values, one of which should change what an operator writes."""
+    """Make calls with other values, one of which should change what an operator writes."""
     generator = torch.Generator().manual_seed(1)
 
     def filled(fill: Callable[[torch.Tensor], torch.Tensor]) -> Trial:
@@ -366,7 +366,7 @@ class _State:
         return self.tensor.shape, self.tensor.stride(), _torch.memory.storage_id(self.tensor)
 
     def compare(self) -> None:
-        """Compare with what it is after a call."""
+        """Compare the tensor after a call with what it was."""
         is_same_version = _torch.autograd.version_of(self.tensor) == self.version
         self.is_moved = self._place() != self.place  # to other sizes or strides, or another storage
         self.is_written = self.is_moved or not torch.equal(_memory.bits(self.tensor), self.bits)
@@ -375,7 +375,7 @@ class _State:
 
 
 def _states(trial: Trial) -> list[_State]:
-    """The tensors with elements that the schema says are written."""
+    """Return the states of the tensors with elements that the schema declares as written."""
     return [_State(*each) for each in trial.named_tensors if each[0] in trial.mutated and each[2].numel()]
 
 
@@ -418,7 +418,7 @@ def _judge_written(trial: Trial, before: list[_State], outputs: list[Any]) -> No
 
 
 def _judge_aliases(trial: Trial) -> None:
-    """Is a view that the schema declares a view, if only for contiguous inputs?"""
+    """Raise CheckError if a view that the schema declares is a copy, also for contiguous inputs."""
     calls = []
     for copy in (trial.copy(), trial.map_tensors(lambda _, tensor: tensor.contiguous()).copy()):
         try:
