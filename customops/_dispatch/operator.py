@@ -78,7 +78,7 @@ class OpSpec:
         The variant of an in-place or out op returns nothing. Arguments with reserved names have other names there.
         """
         returns_mutated = Tag.inplace in self.tags or Tag.out in self.tags
-        taken = self.reserved_names
+        taken = self.reserved_names if self.schema.mutated else {}
         if not (returns_mutated or taken) or self.fn is None or self.schema.is_view:
             return None
         name = Name(self.name.namespace, f"{self.name.name}__writes", self.name.overload)
@@ -93,7 +93,7 @@ class OpSpec:
     def reserved_names(self) -> dict[str, str]:
         """Return other names for arguments of an op that writes, if torch's functionalization uses their names."""
         names = [argument.name for argument in self.schema.arguments]
-        taken = _torch.functionalization.RESERVED.intersection(names) if self.schema.mutated else ()
+        taken = _torch.functionalization.RESERVED.intersection(names)
         return {name: next(f"{name}{i}" for i in itertools.count() if f"{name}{i}" not in names) for name in taken}
 
 
@@ -167,7 +167,8 @@ class OperatorHandle:
         library: Library | None = None,
         mutation_only: OperatorHandle | None = None,
     ) -> None:
-        _torch.patches.apply("defined")
+        if "defined" in _torch.patches.pending:
+            _torch.patches.apply("defined")
         self.spec: Final = spec
         self.name: Final = spec.name
         self.qualname: Final = spec.qualname
@@ -305,10 +306,6 @@ class OperatorHandle:
             undo()
             raise
         return undo
-
-    def impl_named(self, cls: str, fn: Callable[..., Any]) -> Undo:
-        """Install `fn` as the rule of a dispatch mode or tensor subclass that is given by ``module.name``."""
-        return _torch.library.enter_named_rule(self.qualname, cls, fn)
 
     def impl_effect(self, effect: Any) -> Undo:
         """Tell torch which side effect calls of the op have."""
@@ -513,6 +510,7 @@ def remove(operator: OperatorHandle, error: Exception) -> None:
     """Remove an op of ours, or from an adopted one what was registered; handles to a removed op raise `error`."""
     operator.removed = error
     operator.recompile()
+    _torch.inductor.forget(operator.overload)
     if operator.mutation_only is not None:
         remove(operator.mutation_only, error)
     while operator.on_removal:

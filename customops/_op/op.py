@@ -31,7 +31,7 @@ from customops._op.register import Register
 from customops._op.samples import Sample, samples_of
 from customops._places import cut, entry, location_of, name_of
 from customops._rules import Rules
-from customops._rules.flops import COUNTER, counted_by
+from customops._rules.flops import COUNTER, count
 from customops._schema.defaults import completer
 from customops._schema.model import Schema
 from customops._schema.parse import has_signature, signature_of
@@ -372,7 +372,8 @@ class CustomOpDef(Register[P, R]):
         self._takes_objects = may_take and operator.schema.is_of_tensors
         self._look_for_observers()
         self._rules.bind(operator, self._compute_entry)
-        operator.on_removal.append(operator.impl_named(COUNTER, counted_by(self._flops)))
+        rule = functools.partial(count, self._flops)
+        operator.on_removal.append(_torch.library.enter_named_rule(operator.qualname, COUNTER, rule))
         if operator.has_own_rules and operator.library is not None:
             self._torch_view = _torch.library.claim(operator.qualname, self, operator.library)
             _torch.library.on_library_destroyed(

@@ -152,11 +152,9 @@ _operators: weakref.WeakValueDictionary[str, OperatorHandle] = weakref.WeakValue
 
 
 def bind_direct_calls(operator: OperatorHandle) -> None:
-    """Let inductor make nodes of our own for calls of the op. The code of a graph asks for the function by name."""
+    """Nothing to register: the code of a graph asks for the function by the name of the op."""
     variant = operator.mutation_only
     for handle in (operator, variant) if variant is not None else (operator,):
-        if operator.has_own_rules:
-            operator.on_removal.append(_torch.inductor.enter(handle.overload, "call"))
         direct = operator.options.direct_in_graphs and not (handle is variant and operator.spec.reserved_names)
         if operator.has_own_rules and direct:
             _operators[handle.qualname] = operator

@@ -23,8 +23,15 @@ log = logging.getLogger("customops")
 COUNTER = "torch.utils.flop_counter._FlopCounterMode"
 
 
-def counted_by(flops: Callable[[tuple[Any, ...], dict[str, Any]], int | None]) -> Callable[..., Any]:
-    """Return the rule for `COUNTER`: a call adds ``flops(args, kwargs)``, unless the counter has a formula for the op.
+def count(
+    flops: Callable[[tuple[Any, ...], dict[str, Any]], int | None],
+    mode: Any,
+    func: Any,
+    types: Any,
+    args: tuple[Any, ...] = (),
+    kwargs: Any = None,
+) -> Any:
+    """Call an op under `COUNTER`, and add ``flops(args, kwargs)``, unless the counter has a formula for the op.
 
     torch counts a custom operator without a formula as 0, and does not mention it (pytorch/pytorch#131041).
     """
@@ -32,17 +39,14 @@ def counted_by(flops: Callable[[tuple[Any, ...], dict[str, Any]], int | None]) -
     def formula(*args: Any, out_val: Any = None, **kwargs: Any) -> int:
         return flops(args, kwargs) or 0
 
-    def rule(mode: Any, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        formulas, packet = mode.counter.flop_registry, func.overloadpacket
-        if packet in formulas:
-            return mode.__torch_dispatch__(func, types, args, kwargs)
-        formulas[packet] = formula
-        try:
-            return mode.__torch_dispatch__(func, types, args, kwargs)
-        finally:
-            del formulas[packet]
-
-    return rule
+    formulas, packet = mode.counter.flop_registry, func.overloadpacket
+    if packet in formulas:
+        return mode.__torch_dispatch__(func, types, args, kwargs)
+    formulas[packet] = formula
+    try:
+        return mode.__torch_dispatch__(func, types, args, kwargs)
+    finally:
+        del formulas[packet]
 
 
 class FlopsRule(Rule[None, Fn]):

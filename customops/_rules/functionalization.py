@@ -56,7 +56,7 @@ def bind(operator: OperatorHandle, kernel: Fn | None) -> None:
     if returns_more:
         _torch.functionalization.allow_any_returns(functionalized.overload)
     if writes:
-        operator.impl_named(_PROXY, _record)
+        _torch.library.enter_named_rule(operator.qualname, _PROXY, _record)
     if writes or traced is not None:
         operator.impl_torch_dispatch(
             _torch.functionalization.FunctionalTensorMode, _rule(operator, writes, traced, returns_more)

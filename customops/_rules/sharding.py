@@ -234,7 +234,8 @@ class ShardingRule(Rule[None, FunctionRule]):
 
     def _install(self, _: None, own_library: bool) -> Undo:
         self._decisions.clear()
-        undo = self.operator.impl_named(_torch.distributed.DTENSOR, _torch.dynamo.outside_dynamo(_rule(self)))
+        rule = _torch.dynamo.outside_dynamo(_rule(self))
+        undo = _torch.library.enter_named_rule(self.operator.qualname, _torch.distributed.DTENSOR, rule)
         self.operator.on_removal.append(undo)
         return undo
 

@@ -7,8 +7,8 @@ from typing import Any
 
 #: ``kernel_registered(qualname)``: a kernel was registered outside customops; without a name, for any op.
 kernel_registered: Callable[..., object]
-#: ``op_traced(records)``: a mode that traces sees an op of ours, and records a graph or not.
-op_traced: Callable[[bool], object]
+#: ``op_traced(qualname, records)``: a mode that traces sees an op of ours, and records a graph or not.
+op_traced: Callable[[str, bool], object]
 #: ``fingerprint(names)``: a digest of everything that compiled code traced from these ops, or None for ops of others.
 fingerprint: Callable[[set[str]], str | None]
 #: ``may_be_direct(qualname, device, args, kwargs)``: whether a graph may call an op without the dispatcher, on a device

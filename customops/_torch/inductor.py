@@ -21,7 +21,7 @@ from customops._torch import hooks
 from customops._torch.dispatcher import TorchDispatchMode, call_plainly_in_trace, device_key
 from customops._torch.fakes import known_to_differ, without_fresh_symbols
 from customops._torch.functionalization import allowed
-from customops._torch.library import followed
+from customops._torch.library import find_overload, followed, torch_op_of
 from customops._torch.memory import is_lazy, memory_id, overlap
 from customops._torch.trees import tree_flatten, tree_unflatten
 
@@ -111,7 +111,8 @@ _tables: dict[str, dict[OpOverload, Any]] = {"inductor": {}, "export": {}, "lowe
 def enter(overload: OpOverload, table: str, fn: Callable[..., Any] | None = None) -> Callable[[], None]:
     """Let compilers take `fn` in the place of an op, by one of the tables above. Return the undo."""
     _tables[table][overload] = fn
-    _tell_inductor(overload)
+    if "torch._inductor.decomposition" in sys.modules:
+        _tell_inductor(overload)
 
     def forget() -> None:
         if _tables[table].get(overload, forget) is fn:
@@ -119,6 +120,22 @@ def enter(overload: OpOverload, table: str, fn: Callable[..., Any] | None = None
         _tell_inductor(overload)
 
     return forget
+
+
+def enter_call(qualname: str) -> None:
+    """Let nodes of our own call an op of ours that is being traced, and its variant that returns nothing."""
+    overload = find_overload(*qualname.partition(".")[::2])
+    if overload is not None and overload not in _tables["call"] and hasattr(torch_op_of(qualname), "_definition"):
+        for each in (overload, _writes.get(overload)):
+            if each is not None:
+                enter(each, "call")
+
+
+def forget(overload: OpOverload) -> None:
+    """Drop an op that was removed."""
+    if overload in _tables["call"]:
+        del _tables["call"][overload]
+        _tell_inductor(overload)
 
 
 def load_decompositions() -> None:

@@ -452,14 +452,12 @@ class _NamedRules(_torch_registry.GenericTorchDispatchRuleHolder):
     defines a named class is not loaded for its rule.
     """
 
-    def __init__(self, others: Any) -> None:
-        self.__dict__ = others.__dict__
-        self._named: dict[str, Callable[..., Any]] = {}
+    _named: dict[str, Callable[..., Any]]
 
     def find(self, torch_dispatch_class: type) -> Callable[..., Any] | None:
         if torch_dispatch_class in _TRACERS:
             in_compiler = torch._guards.TracingContext.try_get() is not None
-            hooks.op_traced(in_compiler or torch_dispatch_class is ProxyTorchDispatchMode)
+            hooks.op_traced(self.qualname, in_compiler or torch_dispatch_class is ProxyTorchDispatchMode)
         found = super().find(torch_dispatch_class)
         name = f"{torch_dispatch_class.__module__}.{torch_dispatch_class.__qualname__}"
         return self._named.get(name) if found is None else found
@@ -470,7 +468,7 @@ def enter_named_rule(qualname: str, cls: str, rule: Callable[..., Any]) -> Calla
     entry = _torch_registry.singleton.find(qualname)
     rules: Any = entry.torch_dispatch_rules
     if not isinstance(rules, _NamedRules):
-        rules = entry.torch_dispatch_rules = _NamedRules(rules)
+        rules.__class__, rules._named = _NamedRules, {}
     rules._named[cls] = rule
 
     def leave() -> None:

@@ -97,42 +97,45 @@ TABLES: tuple[tuple[str, Callable[[Any], object]], ...] = (
 
 enabled = os.environ.get("CUSTOMOPS_PATCH_TORCH", "1") != "0"
 _lock = threading.RLock()
-_pending: dict[str, list[Patch]] = {}
+#: The changes that were not made yet, by their stage.
+pending: dict[str, list[Patch]] = {}
 _pending_tables = list(TABLES)
 for _patch in PATCHES if enabled else ():
-    _pending.setdefault(_patch.stage, []).append(_patch)
+    pending.setdefault(_patch.stage, []).append(_patch)
 
 
 def apply(stage: Stage) -> None:
     """Make the changes of a stage in the modules that are loaded. Other modules wait for the next call."""
-    if not _pending.get(stage):
+    if stage not in pending:
         return
     with _lock:
-        for patch in _pending[stage][:]:
+        for patch in pending.get(stage, ())[:]:
             module = sys.modules.get(patch.place.partition(":")[0])
             if module is not None:
                 patch.change(module)
-                _pending[stage].remove(patch)
+                pending[stage].remove(patch)
+        if not pending.get(stage, True):
+            del pending[stage]
 
 
 def applied() -> list[Patch]:
     """Return the changes that were made in this process."""
-    return [patch for patch in PATCHES if enabled and patch not in _pending[patch.stage]]
+    return [patch for patch in PATCHES if enabled and patch not in pending.get(patch.stage, ())]
 
 
-def trace(records: bool) -> None:
+def trace(qualname: str, records: bool) -> None:
     """Prepare compilers for an op of ours that is being traced; `records`: the trace makes a graph."""
     apply("traced")
-    if not _pending_tables:
-        return
-    if records:
-        inductor.load_decompositions()
-    with _lock:
-        for table in _pending_tables[:]:
-            module = sys.modules.get(table[0])
-            if module is not None:
-                table[1](module)
-                _pending_tables.remove(table)
+    if _pending_tables:
+        if records:
+            inductor.load_decompositions()
+        with _lock:
+            for table in _pending_tables[:]:
+                module = sys.modules.get(table[0])
+                if module is not None:
+                    table[1](module)
+                    _pending_tables.remove(table)
+    inductor.enter_call(qualname)
 
 
 hooks.op_traced = trace

@@ -32,7 +32,7 @@ from customops.checks._table import Check
 from customops.checks._trial import FAILS, Case, Effort, Trial
 from customops.checks.inputs import derive, probe, shrink, variation_of
 from customops.checks.kernels import REFUSED, Reached
-from customops.checks.state import Settings
+from customops.checks.repeat import Settings
 from customops.errors import CheckError
 
 __tracebackhide__ = True  # pytest leaves the frames out

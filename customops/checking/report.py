@@ -258,13 +258,8 @@ class Report:
             "seconds": round(self.seconds, 4),
             "failures": failures,
             "results": [
-                {
-                    "check": result.check,
-                    "status": result.status,
-                    "input": result.input,
-                    "seconds": round(result.seconds, 6),
-                    **({"reason": result.reason} if result.reason else {}),
-                }
+                {name: value for name, value in vars(result).items() if value is not None}
+                | {"seconds": round(result.seconds, 6)}
                 for result in self.results
             ],
             "left_out": list(self.left_out),

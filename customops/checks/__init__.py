@@ -19,7 +19,7 @@ from customops.checks._trial import Trial, resolve
 from customops.checks.aot_dispatch import aot_autograd_check, aot_dispatch_check
 from customops.checks.autograd_registration import autograd_registration_check
 from customops.checks.faketensor import fake_check
-from customops.checks.schema import schema_check
+from customops.checks.writes import schema_check
 from customops.errors import CheckError, OpCheckError
 
 __tracebackhide__ = True  # pytest leaves the frames out

@@ -46,7 +46,7 @@ class Input(NamedTuple):
 
 @contextmanager
 def recording() -> Iterator[None]:
-    """Gradients are recorded, whatever the caller has switched off; torch's warnings about them are not shown."""
+    """Record gradients, whatever the caller has switched off, without torch's warnings about them."""
     with torch.inference_mode(False), torch.enable_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
@@ -83,7 +83,7 @@ class Function:
 
     @classmethod
     def of(cls, trial: Trial) -> Function:
-        """The function in the widest precision that the operator takes; NotExercised if it cannot be compared."""
+        """Return the function in the widest precision that the operator takes; NotExercised if none compares."""
         trial.require_data()
         require(cls(trial).inputs, "there is no floating-point input that may have a gradient")
         keys = ("Autograd", "CompositeImplicitAutograd", _torch.dispatcher.autograd_key(trial.tensors))
@@ -125,16 +125,16 @@ class Function:
 
     @property
     def epsilon(self) -> float:
-        """What the coarsest of inputs and outputs resolves."""
+        """Return what the coarsest of inputs and outputs resolves."""
         return max(torch.finfo(tensor.dtype).eps for tensor in [*self.values, *self.base])
 
     def __call__(self, values: Sequence[torch.Tensor], seed: int | None = None) -> Tensors:
-        """The outputs for these inputs, on which the operator may write if they are no leaves."""
+        """Return the outputs for these inputs, on which the operator may write if they are no leaves."""
         results = self._results(values, seed)
         return [results[i] for i in self._kept or ()]
 
     def of_some(self, numbers: Sequence[int]) -> Callable[..., tuple[torch.Tensor, ...]]:
-        """The function of the inputs of these numbers alone, as `torch.func` takes functions."""
+        """Return the function of the inputs of these numbers alone, as `torch.func` takes functions."""
 
         def call(*values: torch.Tensor) -> tuple[torch.Tensor, ...]:
             by_number = dict(zip(numbers, values, strict=True))
@@ -145,12 +145,12 @@ class Function:
     def fault(
         self, problem: str, expected: str, got: str, fix: str, *, argument: str | None = None, kind: str = "backward"
     ) -> CheckError:
-        """The finding that the formula is wrong, with its place."""
+        """Return the finding that the formula is wrong, with its place."""
         fields = {"argument": argument, "expected": expected, "where": place_of_formula(self.trial, kind)}
         return self.trial.finding(problem, got=got, fix=fix, **fields)
 
     def is_random(self) -> bool:
-        """Does another random seed make another result?"""
+        """Return whether another random seed makes another result."""
         with torch.no_grad():
             pairs = zip(self(self.values, _OTHER_SEED), self.base, strict=True)
             return any(x.shape == y.shape and not torch.equal(x, y) for x, y in pairs)
@@ -175,7 +175,7 @@ class Function:
         return _torch.trees.tree_unflatten(leaves, self._spec)
 
     def _results(self, values: Sequence[torch.Tensor], seed: int | None = None) -> list[Any]:
-        """What a call returns and writes, each tensor once."""
+        """Return what a call returns and writes, each tensor once."""
         args, kwargs = self._arguments(values)
         with seeded((args, kwargs)):
             if seed is not None:
@@ -195,7 +195,7 @@ def function_derived(trial: Trial, kind: str = "backward") -> Callable[..., Any]
 
 
 def place_of_formula(trial: Trial, kind: str = "backward") -> str | None:
-    """Where the user wrote the formula, or the function it is derived from, if that is known."""
+    """Return where the user wrote the formula, or the function it is derived from, if that is known."""
     formula = trial.custom_op and trial.custom_op._rules.autograd.formulas.get(kind)
     return where(function_derived(trial, kind) or formula.fn) if formula else None
 
@@ -226,16 +226,16 @@ class Recorded:
                 self.tracked.append(k)
 
     def returns_an_input(self) -> bool:
-        """Is a result an input as it is? The operator may be there for what its backward does."""
+        """Return whether a result is an input as it is. The operator may be there for what its backward does."""
         pairs = itertools.product(self.leaves, self.outputs)
         return any(x.shape == y.shape and torch.equal(x, y) for x, y in pairs)
 
     def cotangents(self, numbers: torch.Generator, chosen: Collection[int] | None = None) -> Gradients:
-        """Random gradients of the outputs of the numbers `chosen`, by default of all that have one."""
+        """Return random gradients of the outputs of the numbers `chosen`, by default of all that have one."""
         return only(random_like(self.outputs, numbers), self.tracked if chosen is None else chosen)
 
     def gradients(self, cotangents: Gradients, create_graph: bool = False) -> Gradients:
-        """The gradients of the inputs, for gradients of the outputs, of which None are left out."""
+        """Return the gradients of the inputs, for gradients of the outputs, of which None are left out."""
         given = [(self.outputs[i], cotangents[i]) for i in self.tracked if cotangents[i] is not None]
         if not given or not any(leaf.requires_grad for leaf in self.leaves):
             return [None] * len(self.leaves)
@@ -247,14 +247,14 @@ class Recorded:
 
 
 def gradients_of(outputs: Sequence[torch.Tensor], leaves: Tensors, weights: Any, **options: Any) -> Gradients:
-    """The gradients by some leaves, as `torch.autograd.grad` gives them; None for leaves that require none."""
+    """Return the gradients by some leaves, as `torch.autograd.grad` gives them; None for leaves that require none."""
     asked = [leaf for leaf in leaves if leaf.requires_grad]
     found = iter(torch.autograd.grad(outputs, asked, weights, allow_unused=True, **options))
     return [next(found) if leaf.requires_grad else None for leaf in leaves]
 
 
 def refuses_gradients(error: BaseException) -> bool:
-    """Does an error say that something is not supported, rather than that it went wrong?"""
+    """Return whether an error says that something is not supported, rather than that it went wrong."""
     if isinstance(error, (NotImplementedError, UnsupportedError, NotExercised)) or is_singular(error):
         return True
     text = str(error)
@@ -273,7 +273,7 @@ def refuses_gradients(error: BaseException) -> bool:
 
 @contextmanager
 def formula_may_fail(function: Function, problem: str, kind: str = "backward") -> Iterator[None]:
-    """What the block raises becomes a finding with this problem, or NotExercised if it is a refusal."""
+    """Make what the block raises a finding with this problem, or NotExercised if it is a refusal."""
     try:
         yield
     except (CheckError, NotExercised):
@@ -290,7 +290,7 @@ def formula_may_fail(function: Function, problem: str, kind: str = "backward") -
 
 
 def differentiable_inputs(function: Function) -> list[int]:
-    """The inputs that may require grad; NotExercised if none may, or no output has a gradient then."""
+    """Return the inputs that may require grad; NotExercised if none may, or no output has a gradient then."""
 
     def record(wanted: list[int]) -> Recorded:
         recorded = Recorded(function, function.values, wanted)
@@ -316,14 +316,14 @@ def differentiable_inputs(function: Function) -> list[int]:
 
 @contextmanager
 def differentiable(trial: Trial) -> Iterator[tuple[Function, list[int]]]:
-    """The operator as a function, and the inputs to differentiate it by. Gradients are recorded in the block."""
+    """Yield the operator as a function, and the inputs to differentiate it by. Gradients are recorded in the block."""
     with recording():
         function = Function.of(trial)
         yield function, differentiable_inputs(function)
 
 
 def requiring_grad(trial: Trial) -> Trial:
-    """The same call, in which every differentiable input requires grad; NotExercised if none is differentiable."""
+    """Return the call with every differentiable input requiring grad; NotExercised if none is differentiable."""
     with differentiable(trial) as (function, wanted):
         labels = {function.inputs[i].label for i in wanted}
     chosen = {id(tensor): tensor for _, label, tensor in trial.named_tensors if label in labels}
@@ -335,7 +335,7 @@ def are_finite(gradients: Gradients) -> bool:
 
 
 def only(cotangents: Gradients, chosen: Collection[int]) -> Gradients:
-    """The tensors of the numbers `chosen`, and None for the others."""
+    """Return the tensors of the numbers `chosen`, and None for the others."""
     return [v if i in chosen else None for i, v in enumerate(cotangents)]
 
 
@@ -349,7 +349,7 @@ class Ordinary:
         self.rtol = 1e-7 if function.epsilon < 1e-7 else 1e-3
 
     def settle(self) -> bool:
-        """Find the gradients; has backward written to what it must not? Are they finite? (NaN hides differences.)"""
+        """Find the gradients, and return whether they are finite. CheckError if backward writes to what it must not."""
         kept = {
             "the gradient that it is given": [v for v in self.cotangents if v is not None],
             "an input of the operator": self.recorded.leaves,
@@ -394,17 +394,17 @@ _FINE = 1e-10  #: What resolves less is compared with other steps and tolerances
 
 
 def generator() -> torch.Generator:
-    """Random numbers of one's own, the same in every run."""
+    """Return a generator of its own, whose numbers are the same in every run."""
     return torch.Generator().manual_seed(0x5EED)
 
 
 def random_like(tensors: Sequence[torch.Tensor], numbers: torch.Generator) -> Tensors:
-    """Tensors of normally distributed numbers."""
+    """Return tensors of normally distributed numbers."""
     return [torch.randn(t.shape, dtype=t.dtype, generator=numbers).to(t.device) for t in tensors]
 
 
 def scale_of(tensor: torch.Tensor) -> float:
-    """The size of a typical element; 1 if there is none."""
+    """Return the size of a typical element; 1 if there is none."""
     size = tensor.detach().abs()
     finite = size[size.isfinite() & (size > 0)]
     typical = float(finite.mean()) if finite.numel() else 1.0
@@ -416,7 +416,7 @@ def shifted(point: Sequence[torch.Tensor], direction: Sequence[torch.Tensor], st
 
 
 def inner(one: Gradients, other: Gradients) -> tuple[float, float]:
-    """The real part of the inner product of tensors, and the sum of the sizes of its terms; None counts as zero."""
+    """Return the real part of the inner product of tensors, and the sum of the sizes of its terms; None is zero."""
     pairs = [(a, b) for a, b in zip(one, other, strict=True) if a is not None and b is not None]
     product = sum(float((a.conj() * b).real.sum(dtype=torch.float64)) for a, b in pairs)
     return product, sum(float((a.abs() * b.abs()).sum(dtype=torch.float64)) for a, b in pairs)
@@ -429,11 +429,22 @@ class Slope(NamedTuple):
     error: Tensors
 
 
+class Claim(NamedTuple):
+    """A statement of a formula: `weights` times the slope along a direction is `one` times `other`, as inner products.
+
+    Gradients claim this of themselves and the direction, and tangents of the weights and themselves.
+    """
+
+    weights: Gradients
+    one: Gradients
+    other: Gradients
+
+
 class Differences:
-    """Slopes of a function along directions, by central differences, and what they say of gradients."""
+    """Slopes of a function along directions, by central differences, and claims that are judged by them."""
 
     def __init__(self, function: Function, wanted: Sequence[int] = ()) -> None:
-        """The numbers `wanted` are those of the inputs to differentiate by."""
+        """Take the inputs of the numbers `wanted` as those to differentiate by."""
         self.function, self.wanted, self.point = function, wanted, function.values
         #: What the slopes are of: the function itself, or something derived from it.
         self.evaluate: Callable[[Sequence[torch.Tensor]], Tensors] = function
@@ -444,7 +455,7 @@ class Differences:
         self.tolerance = 1e-6 if is_fine else 2e-2  #: relatively to the sum of all terms, beside the error
 
     def direction(self, moving: Collection[int], *, symmetric: bool = False) -> Tensors:
-        """Random changes of the tensors `moving`, zeros for the others; if `symmetric`, symmetric matrices stay so."""
+        """Return random changes of the tensors `moving`, zeros for others; `symmetric` keeps symmetric matrices so."""
         random = zip(random_like(self.point, self.numbers), self.scales, strict=True)
         found = [u * scale if i in moving else torch.zeros_like(u) for i, (u, scale) in enumerate(random)]
         if not symmetric:
@@ -452,7 +463,7 @@ class Differences:
         return [u + u.mH if u.dim() > 1 and u.shape[-1] == u.shape[-2] else u for u in found]
 
     def slope(self, point: Tensors, direction: Tensors, step: float | None = None) -> Slope | None:
-        """The slope at a point; None if the function is not defined around it, or not finite, or changes its shape.
+        """Return the slope at a point; None if the function is undefined around it, not finite, or changes its shape.
 
         The error is what half the step changes; what remains, at half the step, of the difference between the slopes to
         the two sides, which at a kink does not get smaller with the step; and rounding. It is small wherever the
@@ -486,33 +497,29 @@ class Differences:
         return found
 
     def gradients_at(self, point: Tensors, chosen: Collection[int] | None = None) -> tuple[Gradients, Gradients]:
-        """Random gradients of the outputs `chosen`, by default of all, and those of the inputs that follow."""
+        """Return random gradients of the outputs `chosen`, by default of all, and those of the inputs that follow."""
         recorded = Recorded(self.function, point, self.wanted)
         cotangents = recorded.cotangents(self.numbers, chosen)
         return cotangents, recorded.gradients(cotangents)
 
-    def judge(self, found: Slope | None, cotangents: Gradients, gradients: Gradients, direction: Tensors) -> Verdict:
-        """Is the slope, weighed with `cotangents`, that along `direction` by the gradients?"""
+    def judge(self, found: Slope | None, claim: Claim) -> Verdict:
+        """Compare a claim about a slope with what was found of the slope."""
         if found is None:
             return "unclear"
-        (numeric, size), (analytic, more) = inner(cotangents, found.value), inner(gradients, direction)
-        _, error = inner(cotangents, found.error)
+        (numeric, size), (analytic, more) = inner(claim.weights, found.value), inner(claim.one, claim.other)
+        _, error = inner(claim.weights, found.error)
         size += more
         if not abs(numeric) + abs(analytic) + size + error < float("inf"):
             return "unclear"
         # What is zero but for rounding is no slope.
-        weight = inner(cotangents, [torch.ones_like(y) for y in found.value])[1]
-        farthest = max((float(u.abs().max()) for u in direction if u.numel()), default=0.0)
+        weight = inner(claim.weights, [torch.ones_like(y) for y in found.value])[1]
+        farthest = max((float(u.abs().max()) for u in claim.other if u is not None and u.numel()), default=0.0)
         least = 64 * self.function.epsilon * weight * farthest
         if abs(numeric - analytic) > 10 * error + self.tolerance * size + least:
             return "differs"
         return "unclear" if error > 0.01 * size > 0 else "agrees"
 
-    def differs(self, point: Tensors, cotangents: Gradients, gradients: Gradients, direction: Tensors) -> bool:
-        """Do the differences with all steps that can be trusted say so?"""
-        slopes = [self.slope(point, direction, step) for step in self.steps]
-        return confirmed([self.judge(found, cotangents, gradients, direction) for found in slopes])
-
-
-def confirmed(verdicts: Sequence[Verdict]) -> bool:
-    return verdicts.count("differs") >= 2 and "agrees" not in verdicts
+    def differs(self, point: Tensors, direction: Tensors, claim: Claim) -> bool:
+        """Return whether the claim differs from the slopes for all steps that can be trusted."""
+        verdicts = [self.judge(self.slope(point, direction, step), claim) for step in self.steps]
+        return verdicts.count("differs") >= 2 and "agrees" not in verdicts

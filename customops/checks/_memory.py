@@ -24,6 +24,11 @@ def byte_range(tensor: torch.Tensor) -> tuple[int, int]:
     return start, start + int(last + 1) * tensor.element_size()
 
 
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor holds its elements by strides, and not quantized."""
+    return tensor.layout is torch.strided and not tensor.is_quantized
+
+
 def overlaps_itself(tensor: torch.Tensor) -> bool:
     """May two elements lie at the same place?"""
     reach = 0

@@ -9,8 +9,7 @@ differ between equal calls, or are memory that nobody wrote.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -341,27 +340,3 @@ def is_tie_of_indices(trial: Trial, *values: Any) -> bool:
         or tensor.detach().cpu().to(torch.float64).unique().numel() < tensor.numel()
         for tensor in trial.tensors
     )
-
-
-#: The number of a tensor of `Trial.distinct`, and a dimension of it, for some tensors.
-Group = tuple[tuple[int, int], ...]
-
-
-def words_of(trial: Trial, group: Group) -> tuple[str, str]:
-    """The arguments of a group, and its dimensions."""
-    names = {id(tensor): name for name, _, tensor in trial.named_tensors}
-    arguments = [(names[id(trial.distinct[i])], dim) for i, dim in group]
-    dims = ", ".join(f"dimension {dim} of {name}" for name, dim in arguments)
-    return ", ".join(name for name, _ in arguments), dims
-
-
-def groups_of(trial: Trial) -> Iterator[Group]:
-    """Groups of dimensions of one size; those of most tensors first."""
-    tensors = trial.distinct
-    if not all(tensor.layout is torch.strided and not tensor.is_quantized for tensor in tensors):
-        raise NotExercised("an input is sparse or quantized")
-    for size in sorted({size for tensor in tensors for size in tensor.shape if 1 < size <= 4096}):
-        choices = [[None, *(dim for dim, s in enumerate(tensor.shape) if s == size)] for tensor in tensors[:6]]
-        combinations = itertools.islice(itertools.product(*choices), 256)
-        groups = [tuple((i, dim) for i, dim in enumerate(dims) if dim is not None) for dims in combinations]
-        yield from itertools.islice(sorted(filter(None, groups), key=lambda group: -len(group)), 8)

@@ -16,24 +16,16 @@ from customops.checks import (
     autocast,
     autograd_registration,
     backward,
-    batches,
     compiled,
-    determinism,
     faketensor,
-    forward_mode,
     grad_modes,
     gradients,
     kernels,
-    layouts,
+    laws,
     modes,
-    permutations,
-    pointwise,
     precision,
-    schema,
-    second_order,
+    repeat,
     sharding,
-    state,
-    symmetries,
     threads,
     unchecked,
     vmap,
@@ -244,29 +236,29 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
     {
         # What a call does to memory, and whether it does the same again.
         "test_schema": Check(
-            schema.check, "what the kernel writes and aliases, against the schema", everything, "quick"
+            writes.check_schema, "what the kernel writes and aliases, against the schema", everything, "quick"
         ),
-        "test_determinism": Check(determinism.check, "two calls, and the seed of each", effort="quick"),
+        "test_determinism": Check(repeat.check_determinism, "two calls, and the seed of each", effort="quick"),
         "test_uninitialized_memory": Check(
-            determinism.check_memory,
+            repeat.check_memory,
             "results in filled memory against results in memory as it comes",
             of_kinds("size", "dtype", each=4, size=16, also=lambda *of: [*steered(*of), *named(*of)]),
             "quick",
         ),
         "test_state": Check(
-            state.check,
+            repeat.check_state,
             "a call against the same call after others, in other settings",
             after=("test_determinism", "test_uninitialized_memory"),
         ),
         "test_layouts": Check(
-            layouts.check,
+            writes.check_layouts,
             "strided inputs against contiguous ones",
             of_kinds("layout"),
             "quick",
             after=("test_schema", "test_determinism", "test_uninitialized_memory"),
         ),
         "test_writes": Check(
-            writes.check,
+            writes.check_writes,
             "memory around tensors, and writes and aliases that the schema declares",
             of_kinds("layout", "size", "dtype", "choice", "list", each=4, layout=None),
             "quick",
@@ -306,7 +298,7 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
         ),
         # What the kernel computes.
         "test_batches": Check(
-            batches.check,
+            laws.check_batches,
             "elements of a batch against the same ones in batches of other sizes",
             fewer_if(_has_reference, first, lambda *of: [*samples(*of), *deeper(*of), *indexed(*of)]),
             after=_CALL,
@@ -340,16 +332,16 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
             after=(*_CALL, "test_precision"),
         ),
         "test_permutations": Check(
-            permutations.check,
+            laws.check_permutations,
             "elements against the same ones in another order",
             fewer_if(_has_reference, first),
             after=(*_CALL, "test_batches", "test_precision"),
         ),
         "test_pointwise": Check(
-            pointwise.check, "ops tagged as pointwise, with one element of an input changed", after=_CALL
+            laws.check_pointwise, "ops tagged as pointwise, with one element of an input changed", after=_CALL
         ),
         "test_symmetries": Check(
-            symmetries.check,
+            laws.check_symmetries,
             "what a change of values does to results, at other sizes and far away",
             fewer_if(_has_reference, first),
             after=(*_CALL, "test_layouts", "test_batches", "test_kernels", "test_precision"),
@@ -369,7 +361,7 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
         # Derivatives.
         "test_autograd_registration": Check(autograd_registration.check, "where gradients come from", effort="quick"),
         "test_gradients": Check(
-            gradients.check,
+            gradients.check_gradients,
             "gradients against finite differences, and with each other",
             fewer_if(
                 _gradient_is_derived,
@@ -394,12 +386,12 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
             after=(*_GRADIENTS, "test_grad_modes", "test_precision", "test_stability"),
         ),
         "test_second_order": Check(
-            second_order.check,
+            gradients.check_second_order,
             "gradients of gradients against finite differences",
             after=(*_GRADIENTS, "test_grad_modes"),
         ),
         "test_forward_mode": Check(
-            forward_mode.check,
+            gradients.check_forward_mode,
             "tangents against finite differences",
             fewer_if(_gradient_is_derived, samples, of_kinds("value", "size", "choice", "optional", each=1, number=2)),
             after=_GRADIENTS,

@@ -163,9 +163,13 @@ class Trial:
         """The same call on tensors that do not require grad."""
         return self.map_tensors(lambda _name, tensor: tensor.detach())
 
+    def map_floats(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Trial:
+        """Return the same call with `change` of each tensor of floating point."""
+        return self.map_tensors(lambda _name, tensor: change(tensor) if tensor.is_floating_point() else tensor)
+
     def in_float64(self) -> Trial:
         """The same call with float64 in the place of other dtypes of floating point."""
-        return self.map_tensors(lambda _name, tensor: tensor.double() if tensor.is_floating_point() else tensor)
+        return self.map_floats(torch.Tensor.double)
 
     def faked(self, mode: Any) -> Trial:
         """The same call on fakes, of sizes that are numbers. Raises NoFakeTensor where torch has none."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 
@@ -26,38 +26,38 @@ _ABOUT_STORAGES = ("as_strided", "resize", "set_", "empty", "storage", "alias", 
 
 
 def is_about_storages(trial: Trial) -> bool:
-    """Is it an operator of torch that goes by more than the elements of its tensors?"""
+    """Return whether it is an operator of torch that goes by more than the elements of its tensors."""
     return trial.is_builtin and any(word in trial.name for word in _ABOUT_STORAGES)
 
 
 def are_plain(trial: Trial) -> bool:
-    """Are all tensors strided ones, with data in a storage, and no subclass hides them?"""
+    """Return whether all tensors are strided, with data in a storage, and no subclass hides them."""
     return all(is_plain(tensor) and not tensor.is_conj() for tensor in trial.tensors)
 
 
 def _rows(tensor: torch.Tensor, least: int) -> torch.Tensor:
-    """The rows of a tensor, which are kept together since columns may mean different things; of few, its elements."""
+    """Return the rows of a tensor, as columns may mean different things; if it has few, its elements."""
     return tensor.detach() if tensor.dim() > 1 and len(tensor) >= least else tensor.detach().reshape(-1)
 
 
 def reordered(tensor: torch.Tensor, by: int) -> torch.Tensor:
-    """A tensor with the same rows, each `by` places further on, and the same strides; of one row, its elements."""
+    """Move the rows of a tensor, or the elements of a single one, by `by` places; the strides stay."""
     with torch.no_grad():
         return like(_rows(tensor, 2).roll(by, 0).reshape(tensor.shape), tensor)
 
 
 def reordered_values(trial: Trial) -> Trial:
-    """The same call with the elements of each tensor in another order."""
+    """Return the same call with the elements of each tensor in another order."""
     return trial.map_tensors(lambda _, tensor: reordered(tensor, 1))
 
 
 def is_list(value: object) -> bool:
-    """Is it a list of tensors, with one at least?"""
+    """Return whether it is a list of tensors, with one at least."""
     return isinstance(value, (list, tuple)) and bool(value) and all(isinstance(x, torch.Tensor) for x in value)
 
 
 def other_scales(trial: Trial) -> Iterator[Trial]:
-    """The same call with larger and smaller numbers, with signs and flags at random, and with integers elsewhere."""
+    """Make the call with larger and smaller numbers, signs and flags at random, and integers at other places."""
     numbers = torch.Generator().manual_seed(2)
 
     def signed(_name: str, tensor: torch.Tensor) -> torch.Tensor:
@@ -66,19 +66,25 @@ def other_scales(trial: Trial) -> Iterator[Trial]:
             return signs.bool()
         return tensor * (2 * signs - 1).to(tensor.dtype) if tensor.is_floating_point() else tensor
 
-    def mixed(tensor: torch.Tensor) -> torch.Tensor:
-        order = torch.randperm(tensor.numel(), generator=numbers).to(tensor.device)
-        return tensor.reshape(-1)[order].reshape(tensor.shape)
-
     for factor in (64, 1 / 64):
-        yield trial.map_tensors(lambda _, x, by=factor: x * by if x.is_floating_point() else x)  # type: ignore[misc]
+        yield trial.map_floats(lambda x, by=factor: x * by)  # type: ignore[misc]
     yield trial.map_tensors(signed)
     for _ in range(2 if any(map(is_integer, trial.tensors)) else 0):
-        yield trial.map_tensors(lambda _, x: mixed(x) if is_integer(x) else x)
+        yield trial.map_tensors(lambda _, x: redrawn(x, numbers) if is_integer(x) else x)
+
+
+def redrawn(tensor: torch.Tensor, numbers: torch.Generator) -> torch.Tensor:
+    """Put the elements at other places, and make numbers of floating point a little smaller, so that they differ."""
+    order = torch.randperm(tensor.numel(), generator=numbers).to(tensor.device)
+    values = tensor.reshape(-1)[order].reshape(tensor.shape)
+    if not tensor.is_floating_point():
+        return values
+    factor = 1 - torch.rand(tensor.shape, generator=numbers, dtype=torch.float32) / 4
+    return (values * factor.to(tensor.device)).to(tensor.dtype)
 
 
 def with_large_integers(trial: Trial, op: Callable[..., object] | None = None) -> Trial | None:
-    """The same call with integers near the end of their dtype: the sum of two is more than it holds.
+    """Return the call with integers near the end of their dtype: the sum of two is more than it holds.
 
     None where they may be indices into other tensors, sizes of results, or counts of what is to be done. `op`: what is
     asked for that, in the place of the operator.
@@ -97,7 +103,7 @@ def with_large_integers(trial: Trial, op: Callable[..., object] | None = None) -
 
 
 def resized(tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
-    """A tensor of another shape with the same elements, repeated or cut, and dimensions in the same order in memory."""
+    """Return a tensor of another shape, with elements repeated or cut, and dimensions in the same order in memory."""
     with torch.no_grad():
         flat = tensor.detach().reshape(-1)
         filled = flat[torch.arange(math.prod(shape), device=flat.device) % max(flat.numel(), 1)].reshape(shape)
@@ -108,8 +114,16 @@ def resized(tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
         return filled.permute(order).contiguous().permute(back)
 
 
+def repeated(tensor: torch.Tensor, sizes: Mapping[int, int]) -> torch.Tensor:
+    """Give the dimensions of some sizes other sizes: what they hold is repeated, or cut."""
+    for dim, size in enumerate(tensor.shape if _memory.is_dense(tensor) else ()):
+        if size in sizes:
+            tensor = tensor.index_select(dim, (torch.arange(sizes[size]) % size).to(tensor.device))
+    return tensor
+
+
 def like(values: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
-    """`values` with the strides of `tensor`, and as a leaf or not that requires grad like it."""
+    """Return `values` with the strides of `tensor`, requiring grad if it does."""
     if any(step == 0 and size > 1 for step, size in zip(tensor.stride(), tensor.shape, strict=True)):
         return tensor.detach()  # an expanded tensor has but one element there
     copy = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
@@ -117,7 +131,7 @@ def like(values: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def other_sizes(trial: Trial) -> Iterator[Trial]:
-    """The same call with other sizes: all doubled, and all sizes of one value, which may belong together, plus one."""
+    """Make the call with other sizes: all doubled, and all sizes of one value, which may belong together, plus one."""
     if not are_plain(trial) or any(tensor.numel() == 0 for tensor in trial.tensors):
         return
     sizes = sorted({size for tensor in trial.tensors for size in tensor.shape if size > 1})
@@ -129,20 +143,20 @@ def other_sizes(trial: Trial) -> Iterator[Trial]:
 
 
 def other_values(trial: Trial) -> Trial | None:
-    """The call with other values, which the operator takes; None if none were found.
+    """Return the call with other values, which the operator takes; None if none were found.
 
     Integers and bools are often indices or sizes: they are shuffled where nothing else can change.
     """
 
     def shuffled(_name: str, tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.layout is not torch.strided or tensor.is_quantized:
+        if not _memory.is_dense(tensor):
             return tensor
         rows = _rows(tensor, 3)
         order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(1)).to(tensor.device)
         return rows[order].reshape(tensor.shape)
 
     def scaled(name: str, tensor: torch.Tensor) -> torch.Tensor:
-        if not tensor.is_floating_point() or tensor.layout is not torch.strided or tensor.is_quantized:
+        if not tensor.is_floating_point() or not _memory.is_dense(tensor):
             return tensor
         factor = 1 - torch.rand(tensor.shape, generator=torch.Generator().manual_seed(2)) / 2
         return (shuffled(name, tensor) * factor.to(tensor.device)).to(tensor.dtype)
@@ -155,7 +169,7 @@ def other_values(trial: Trial) -> Trial | None:
 
 
 def other_numbers(trial: Trial) -> Iterator[Trial]:
-    """The call with another value for one of its numbers. It need not be accepted."""
+    """Make the call with another value for one of its numbers. The operator need not accept it."""
     for name, value in trial.arguments.items():
         if type(value) is float:
             yield trial.with_arguments(**{name: value * 1.5 + 0.25})
@@ -167,7 +181,7 @@ def other_numbers(trial: Trial) -> Iterator[Trial]:
 
 
 def other_arguments(trial: Trial, effort: Effort) -> Iterator[Trial]:
-    """The same tensors with other numbers and choices, as the author allows them. They need not be accepted."""
+    """Make the call with other numbers and choices, as the author allows them. The operator need not accept it."""
     for case in derive(trial, variation_of(trial.custom_op), effort):
         if case.kind in ("number", "choice", "optional"):
             yield case.trial
@@ -180,7 +194,7 @@ _PADDING = 1024  #: bytes before and after the elements; a multiple of the align
 
 
 def surrounded(trial: Trial, byte: int) -> tuple[Trial, Callable[[], str | None]]:
-    """A call with each tensor in a storage of its own, amid bytes of one value.
+    """Put each tensor of a call into a storage of its own, amid bytes of one value.
 
     With it comes a function that returns the argument around which something was written since, if any.
     """
@@ -206,7 +220,7 @@ def surrounded(trial: Trial, byte: int) -> tuple[Trial, Callable[[], str | None]
 
 
 def can_surround(trial: Trial) -> bool:
-    """Have the tensors a storage each, and elements that can be copied one by one?"""
+    """Return whether each tensor has a storage of its own, and elements that can be copied one by one."""
     shared = any(_memory.share_storage(one, other) for one, other in itertools.combinations(trial.distinct, 2))
     are_lazy = any(_memory.overlaps_itself(t) or t.is_conj() or t.is_neg() for t in trial.distinct)
     return bool(trial.distinct) and not shared and not are_lazy

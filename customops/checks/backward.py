@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from customops.checks import batches, determinism, layouts, permutations, precision
+from customops.checks import laws, precision, repeat, writes
 from customops.checks._derivatives import differentiable, generator, place_of_formula, random_like
 from customops.checks._outcome import NotExercised, require
 from customops.checks._trial import FAILS, Trial, as_operator
@@ -25,9 +25,9 @@ from customops.errors import CheckError
 
 #: What is checked of a backward, on its ordinary inputs.
 _CHECKS: tuple[Callable[[Trial], None], ...] = (
-    determinism.check_memory,
-    batches.check,
-    permutations.check,
+    repeat.check_memory,
+    laws.check_batches,
+    laws.check_permutations,
     precision.check,
     precision.check_stability,
 )
@@ -44,10 +44,9 @@ def check(trial: Trial) -> None:
     with _as_operator(trial, labels) as lifted:
         tried = [_run(trial, each, lifted) for each in _CHECKS]
         transposed = lifted.map_tensors(lambda _, x: x.mT.contiguous().mT if x.dim() > 1 else x)
-        tried.append(_run(trial, layouts.check, transposed))
+        tried.append(_run(trial, writes.check_layouts, transposed))
         for dtype in (torch.bfloat16, torch.float16):
-            narrow = lifted.map_tensors(lambda _, x, to=dtype: x.to(to) if x.is_floating_point() else x)  # type: ignore[misc]
-            tried.append(_run(trial, precision.check, narrow))
+            tried.append(_run(trial, precision.check, lifted.map_floats(lambda x, to=dtype: x.to(to))))  # type: ignore[misc]
     require(any(tried), "nothing is known that would have to be true of these gradients")
 
 

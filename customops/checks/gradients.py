@@ -1,4 +1,4 @@
-"""test_gradients: the gradients of an operator are those of what it computes.
+"""test_gradients, test_second_order and test_forward_mode: derivatives are those of what an operator computes.
 
 A gradient is compared with central differences of the operator itself: for random v and u, the inner product of the
 gradient (for v as the gradient of the outputs) with u is that of v with the slope along u. Where the differences
@@ -15,12 +15,14 @@ from __future__ import annotations
 import contextlib
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
+from torch.autograd import forward_ad
 
 from customops._places import name_of, where
 from customops.checks._derivatives import (
+    Claim,
     Differences,
     Function,
     Gradients,
@@ -30,16 +32,19 @@ from customops.checks._derivatives import (
     Verdict,
     are_finite,
     differentiable,
+    differentiable_inputs,
     formula_may_fail,
     function_derived,
     generator,
+    gradients_of,
     inner,
     only,
     random_like,
+    recording,
     scale_of,
     shifted,
 )
-from customops.checks._outcome import NotExercised
+from customops.checks._outcome import NotExercised, in_short, raised_at, require
 from customops.checks._runs import difference
 from customops.checks._trial import Trial
 from customops.checks._variants import other_arguments
@@ -54,7 +59,7 @@ _MOST_DOUBTS = 5  #: pairs of an input and an output that are looked at after a 
 _MANY = 8  #: outputs: with more, an input is tried with all at once before it is with each
 
 
-def check(trial: Trial) -> None:
+def check_gradients(trial: Trial) -> None:
     with differentiable(trial) as (function, wanted):
         _Relations(function, wanted).run()  # first: a backward that writes spoils the rest
         samples = getattr(trial.custom_op, "_samples", None)
@@ -81,21 +86,16 @@ class _Relations(Ordinary):
             return all(v is None or v.is_contiguous() for v in gradients)
 
         fix = "read the gradient by its strides, or call .contiguous() on it; use reshape instead of view"
-        strided: list[torch.Tensor | None] = []
-        for v in self.cotangents:
-            if v is not None:  # every second element of a larger tensor, with the dimensions in another order
-                larger = v.new_zeros((*reversed(v.shape), 2))
-                v = larger[..., 1].permute(tuple(range(v.dim() - 1, -1, -1))).copy_(v)
-            strided.append(v)
+        strided = self._given(_spread)
         if not are_contiguous(strided):
             self._compare(strided, "backward is wrong where the gradient it is given is not contiguous", fix)
         if any(v is not None and v.is_complex() for v in self.cotangents):
-            lazily = [v if v is None else v.conj().resolve_conj().conj() for v in self.cotangents]
+            lazily = self._given(lambda v: v.conj().resolve_conj().conj())
             problem = "backward is wrong where the gradient it is given is lazily conjugated, as that of .conj() is"
             self._compare(lazily, problem, "call .resolve_conj() on the gradient before its memory is read")
-        expanded = [v if v is None else v.new_ones(()).expand(v.shape) for v in self.cotangents]
+        expanded = self._given(lambda v: v.new_ones(()).expand(v.shape))
         with formula_may_fail(self.function, "backward fails"):
-            of_ones = self.recorded.gradients([v if v is None else torch.ones_like(v) for v in self.cotangents])
+            of_ones = self.recorded.gradients(self._given(torch.ones_like))
         if are_finite(of_ones) and not are_contiguous(expanded):
             problem = "backward is wrong where the gradient it is given is expanded, as that of .sum() is"
             self._compare(expanded, problem, fix, of_ones)
@@ -110,7 +110,7 @@ class _Relations(Ordinary):
             fix = "the gradient of an output that is not used may be None or zeros: take both"
             self.judge(sums, self.expected, problem, fix)
         if not self.recorded.returns_an_input():  # else it is there, perhaps, for what its backward adds
-            zeros = [v if v is None else torch.zeros_like(v) for v in self.cotangents]
+            zeros = self._given(torch.zeros_like)
             problem = "backward makes something else than zeros of a gradient of zeros"
             fix = "do not divide by the gradient, nor add to it"
             self._compare(zeros, problem, fix, [None] * len(self.expected))
@@ -118,17 +118,26 @@ class _Relations(Ordinary):
             label = self.function.inputs[i].label
             self.compare_choice((i,), f"the gradient of {label} is another one where {label} alone", label)
 
+    def _given(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Gradients:
+        return [None if v is None else change(v) for v in self.cotangents]
+
     def _compare(self, cotangents: Gradients, problem: str, fix: str, expected: Gradients | None = None) -> None:
         with formula_may_fail(self.function, problem):
             found = self.recorded.gradients(cotangents)
         self.judge(found, self.expected if expected is None else expected, problem, fix)
 
 
+def _spread(tensor: torch.Tensor) -> torch.Tensor:
+    """Return every second element of a larger tensor, with the dimensions in another order."""
+    larger = tensor.new_zeros((*reversed(tensor.shape), 2))
+    return larger[..., 1].permute(tuple(range(tensor.dim() - 1, -1, -1))).copy_(tensor)
+
+
 class _Comparison(Differences):
     """Gradients of a function by some of its inputs, and finite differences."""
 
     def run(self) -> str:
-        """'agrees', or why nothing can be said."""
+        """Return 'agrees', or why the gradients cannot be compared."""
         self._look_for_nan()
         # Of symmetric matrices one triangle alone may be read: they stay so.
         stay = all(x.dim() < 2 or (x.shape[-1] == x.shape[-2] and torch.equal(x, x.mH)) for x in self.point)
@@ -147,7 +156,7 @@ class _Comparison(Differences):
         return "the operator is not smooth around these inputs, or too steep"
 
     def _look_for_nan(self) -> None:
-        """Is a gradient NaN in an element along which finite differences find a slope?
+        """Raise CheckError for a gradient that is NaN in an element along which finite differences find a slope.
 
         Plain functions have such gradients, too, for numbers such as a scale of zero.
         """
@@ -187,10 +196,10 @@ class _Comparison(Differences):
                 cotangents, gradients = self.gradients_at(point)
         except NotExercised:
             return "unclear"
-        return self.judge(found, cotangents, gradients, direction)
+        return self.judge(found, Claim(cotangents, gradients, direction))
 
     def _compare_common_shift(self, point: Tensors) -> None:
-        """Where the function has kinks, ties perhaps, it may be smooth if all elements change alike."""
+        """Change all elements alike: where the function has kinks, ties perhaps, it may be smooth in that direction."""
         # By the size of most of them: what is smooth beside small numbers need not be so for steps of the largest.
         size = max((float(x.abs().median()) for x in point if x.numel()), default=0.0) or max(self.scales)
         ones = [torch.full_like(x, size) for x in point]
@@ -199,16 +208,12 @@ class _Comparison(Differences):
             return
         for k in Recorded(self.function, point, self.wanted).tracked:
             cotangents, gradients = self.gradients_at(point, [k])
-            found = [gradients[i] for i in self.wanted]
-            if any(each is None for each in found):
+            known = [(i, g) for i in self.wanted if (g := gradients[i]) is not None]
+            if len(known) < len(self.wanted):
                 continue  # of these nothing is said, or has been said
-            if any(
-                self._is_passed_on(i, k, point, cotangents, g)
-                for i, g in zip(self.wanted, found, strict=True)
-                if g is not None
-            ):
+            if any(self._is_passed_on(i, k, point, cotangents, gradient) for i, gradient in known):
                 continue
-            if self.differs(point, cotangents, gradients, direction):
+            if self.differs(point, direction, Claim(cotangents, gradients, direction)):
                 raise self.function.fault(
                     "the gradients at a kink, or a tie, do not add up to the slope along which there is none",
                     "the slope where all elements change alike",
@@ -217,7 +222,7 @@ class _Comparison(Differences):
                 )
 
     def _confirm(self, point: Tensors) -> str | None:
-        """Find the input, and the output, of which the gradient is wrong, and raise; or why it is no fault."""
+        """Raise CheckError for the input and the output whose gradient is wrong, or return why it is no fault."""
         doubts: list[str] = []
         tracked = Recorded(self.function, point, self.wanted).tracked
         for i in self.wanted:
@@ -234,13 +239,14 @@ class _Comparison(Differences):
         return doubts[-1] if doubts else None
 
     def _wrong_gradients(self, i: int, of: Sequence[int], point: Tensors) -> tuple[Gradients, Gradients] | None:
-        """Gradients of some outputs, and those of the inputs for them, if that of input `i` is wrong."""
+        """Return gradients of some outputs, and those of the inputs for them, if the gradient of input `i` is wrong."""
         cotangents, gradients = self.gradients_at(point, of)
-        is_wrong = all(self.differs(point, cotangents, gradients, self.direction([i])) for _ in range(2))
+        directions = (self.direction([i]) for _ in range(2))
+        is_wrong = all(self.differs(point, along, Claim(cotangents, gradients, along)) for along in directions)
         return (cotangents, gradients) if is_wrong else None
 
     def _exemption(self, i: int, k: int, point: Tensors, cotangents: Gradients, gradients: Gradients) -> str | None:
-        """Why there is no saying what a gradient should be."""
+        """Return the reason why a gradient cannot be judged, or None."""
         gradient, item, direction = gradients[i], self.function.inputs[i], self.direction([i])
         others_require = any(other.requires_grad for other in self.function.inputs)
         has_no_formula = all(each is None for each in gradients)
@@ -273,12 +279,12 @@ class _Comparison(Differences):
             return None
         direction = self.direction([i], symmetric=True)
         is_one = is_symmetric(point[i]) or torch.allclose(gradient, gradient.mH)
-        if is_one and not self.differs(point, cotangents, gradients, direction):
+        if is_one and not self.differs(point, direction, Claim(cotangents, gradients, direction)):
             return "the operator is one of symmetric matrices: it reads one triangle of them"
         return None
 
     def _is_linear(self, point: Tensors, i: int, k: int) -> bool:
-        """Do slopes along two directions add up? Not where elements tie, of which those that change most are taken."""
+        """Return whether slopes along two directions add up. They do not where elements tie."""
         one, other = self.direction([i]), self.direction([i])
         both = [u + w for u, w in zip(one, other, strict=True)]
         slopes = [self.slope(point, direction) for direction in (one, other, both)]
@@ -292,7 +298,7 @@ class _Comparison(Differences):
         return float((first + second - sum_).abs().max()) <= 10 * error + 1e-3 * size
 
     def _is_passed_on(self, i: int, k: int, point: Tensors, cotangents: Gradients, gradient: torch.Tensor) -> bool:
-        """Is it a rounding to a scale that the largest element makes, whose backward passes its gradient on?
+        """Return whether the op rounds to a scale that the largest element makes, and passes its gradient on.
 
         A small change of most elements by themselves changes nothing then.
         """
@@ -311,7 +317,7 @@ class _Comparison(Differences):
         return same >= 0.6 * len(numbers)
 
     def _is_steep(self, i: int, k: int, point: Tensors, cotangents: Gradients, gradient: torch.Tensor) -> bool:
-        """Is a slope what a large gradient says, for a change as small as that asks for?
+        """Return whether a slope is what a large gradient says, for a change as small as that asks for.
 
         As of ``x / (x + 1e-20)`` at zero, of which finite differences see nothing. The largest element changes, or, for
         where elements tie, all change alike.
@@ -336,7 +342,7 @@ class _Comparison(Differences):
         return False
 
     def _is_unstable(self, i: int, point: Tensors, cotangents: Gradients, gradient: torch.Tensor) -> bool:
-        """Does a change of the last digits change the gradient as a whole, as for a matrix that is nearly singular?"""
+        """Return whether a change of the last digits changes the whole gradient, as for a nearly singular matrix."""
         largest = float(gradient.abs().max()) if gradient.numel() else 0.0
         for direction in (self.direction(range(len(point))) for _ in range(2)):
             moved = [x * (1 + 1e-13 * u / scale) for x, u, scale in zip(point, direction, self.scales, strict=True)]
@@ -375,7 +381,7 @@ class _Comparison(Differences):
         return self.function.fault(problem, expected, got, fix, argument=label)
 
     def _worst_element(self, i: int, k: int, point: Tensors, *, ones: bool) -> tuple[float, float, str] | None:
-        """The derivative by the element of which the gradient is most wrong, what backward says, and which it is.
+        """Return the derivative by the element whose gradient is most wrong, what backward says, and the element.
 
         With `ones` for the gradients of the outputs, the numbers are those of the formula.
         """
@@ -400,7 +406,7 @@ class _Comparison(Differences):
 
 
 def _is_always_identity(function: Function, i: int, k: int) -> bool:
-    """Is output `k` input `i` also with other numbers and optional arguments? If not, that is what it computes here."""
+    """Return whether output `k` is input `i` also with other numbers and optional arguments."""
     for trial in other_arguments(function.trial, "normal"):
         try:
             other = Function(trial)
@@ -417,7 +423,7 @@ def _is_always_identity(function: Function, i: int, k: int) -> bool:
 # have to differ at points nearby as well. The gradient is what its author chose where the reference has none, or zeros,
 # as a rounding has, where an input is NaN, and where the operator returns its input as it is.
 def _compare_with_reference(function: Function, wanted: Sequence[int]) -> bool:
-    """Compare the gradients by the inputs of the numbers `wanted`. Was there something to compare?"""
+    """Compare the gradients by the inputs of the numbers `wanted`; return whether there was something to compare."""
     if function.trial.reference is None or any(bool(x.isnan().any()) for x in function.values):
         return False
     values, reference = function.values, copy.copy(function)
@@ -464,3 +470,209 @@ def _compare_with_reference(function: Function, wanted: Sequence[int]) -> bool:
         f"correct the formula for {label}, or the reference function",
         argument=label,
     )
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# test_second_order: the gradient of a gradient is that of what backward computes.
+#
+# Backward is taken for a function of the inputs and of the gradients of the outputs. Its gradient, which autograd
+# records under ``create_graph=True``, is compared with central differences of it. So this says nothing of whether the
+# first gradient is right; and an operator that refuses to be differentiated twice, with an error, is in order.
+
+
+def check_second_order(trial: Trial) -> None:
+    with differentiable(trial) as (function, wanted):
+        _Second(function, wanted).run()
+
+
+class _Second(Differences):
+    """Backward as a function of a point: the inputs, then the gradients of the outputs."""
+
+    def __init__(self, function: Function, wanted: Sequence[int]) -> None:
+        super().__init__(function, wanted)
+        self.evaluate, self.count = self._first, len(self.point)
+        self.tracked = Recorded(function, self.point, wanted).tracked
+        self.point += random_like([function.base[k] for k in self.tracked], self.numbers)
+        self.scales += [1.0] * len(self.tracked)
+
+    def run(self) -> None:
+        moving = [*self.wanted, *range(self.count, len(self.point))]
+        for distance in (0.0, 0.03):
+            point = shifted(self.point, self.direction(moving), distance) if distance else self.point
+            with formula_may_fail(self.function, "backward fails"):
+                weights = random_like(self._first(point), self.numbers)
+            along = self.direction(moving)
+            verdict = self.judge(self.slope(point, along), Claim(weights, self._second(point, weights), along))
+            if verdict == "agrees":
+                return
+            for i in self.wanted if verdict == "differs" else ():
+                of_one = only(random_like(point[: self.count], self.numbers), [i])
+                second = self._second(point, of_one)
+                for j in moving:
+                    directions = [self.direction([j], symmetric=symmetric) for symmetric in (False, True)]
+                    if all(self.differs(point, along, Claim(of_one, second, along)) for along in directions):
+                        raise self._error(point, i, j)
+        raise NotExercised("the second derivative cannot be compared: the gradient is not smooth here, or too steep")
+
+    def _first(self, point: Sequence[torch.Tensor]) -> Tensors:
+        """Return the gradients, zeros where there is none."""
+        with torch.enable_grad():
+            recorded = Recorded(self.function, point[: self.count], self.wanted)
+            gradients = recorded.gradients(self._cotangents(recorded, point[self.count :]))
+        return [torch.zeros_like(x) if g is None else g for g, x in zip(gradients, point, strict=False)]
+
+    def _cotangents(self, recorded: Recorded, given: Sequence[torch.Tensor]) -> Gradients:
+        require(recorded.tracked == self.tracked, "which outputs require grad depends on the values")
+        by_output = dict(zip(self.tracked, given, strict=True))
+        return [by_output.get(k) for k in range(len(recorded.outputs))]
+
+    def _second(self, point: Tensors, weights: Sequence[torch.Tensor | None]) -> Gradients:
+        """Return the gradients of the gradients, by autograd."""
+        try:
+            recorded = Recorded(self.function, point[: self.count], self.wanted)
+            given = [v.detach().clone().requires_grad_() for v in point[self.count :]]
+            first = recorded.gradients(self._cotangents(recorded, given), create_graph=True)
+            pairs = [(g, w) for g, w in zip(first, weights, strict=True) if g is not None and w is not None]
+            pairs = [(g, w) for g, w in pairs if g.requires_grad]
+            leaves = [*recorded.leaves, *given]
+            if not pairs:
+                return [None] * len(leaves)
+            of, with_weights = zip(*pairs, strict=True)
+            return gradients_of(of, leaves, with_weights)
+        except NotExercised:
+            raise
+        except Exception as error:  # loud, as it should be
+            at = raised_at(error)
+            problem = f"the operator cannot be differentiated twice: {in_short(error, 200)}"
+            raise NotExercised(f"{problem}, at {at}" if at else problem) from error
+
+    def _error(self, point: Tensors, i: int, j: int) -> CheckError:
+        second = self._second(point, only([torch.ones_like(x) for x in point[: self.count]], [i]))[j]
+        names = [item.label for item in self.function.inputs] + [f"the gradient of output {k}" for k in self.tracked]
+        label, by = names[i], names[j]
+        if second is None or not bool((second != 0).any()):
+            problem, got = "silently zero", "None" if second is None else "zeros"
+            fix = (
+                "make the formula of differentiable operators only, of saved inputs and outputs, nothing detached; "
+                "or register it with once_differentiable=True, and it is an error"
+            )
+        else:
+            problem, got = "wrong", "another gradient"
+            fix = "look at how the gradients of the operators that the formula calls are defined"
+        problem = f"the second derivative is {problem}: of the gradient of {label}, by {by}"
+        expected = f"what changes in the gradient of {label} as {by} changes"
+        return self.function.fault(problem, expected, got, fix, argument=label)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# test_forward_mode: the tangents of forward mode are the slopes of what the operator computes.
+#
+# For tangents of all inputs, and of each input alone, the tangents that `torch.autograd.forward_ad` gives, and
+# `torch.func.jvp`, are compared with central differences. A mismatch is reported if backward, too, says something else:
+# a gradient that was chosen, as that of a step function, is no matter of this check.
+
+_SAME_FORMULA = 1e-6  #: how far apart two ways may be that run the same formula
+_FIX_OF_JVP = "correct the jvp formula; the tangent of an input that has none is None, or zeros, and must not count"
+
+
+def check_forward_mode(trial: Trial) -> None:
+    with recording():
+        _Forward(Function.of(trial)).run()
+
+
+class _Forward(Differences):
+    def run(self) -> None:
+        function, trial = self.function, self.function.trial
+        if function.writes and trial.custom_op is None and not trial.name.startswith("aten::"):
+            raise NotExercised("the operator writes to its arguments, and forward mode does not know of that")
+        try:
+            moving = differentiable_inputs(function)
+            differentiable = Recorded(function, self.point, moving).tracked
+        except (NotExercised, CheckError):  # for test_gradients to find
+            moving, differentiable = list(range(len(self.point))), []
+        direction = self.direction(moving)
+        given = [u.clone() for u in direction]
+        with formula_may_fail(function, "the operator fails where its inputs have tangents", "jvp"):
+            primals, tangents = self._call(self.point, given, moving)
+        have = {k for k, tangent in enumerate(tangents) if tangent is not None}
+        require(have, "no output has a tangent: the operator has no formula for forward mode")
+        fix = "the jvp formula writes to what was saved, or to a tangent: compute new tensors"
+        differs = difference(primals, function.base, rtol=_SAME_FORMULA)
+        if differs:
+            raise self._fault("a call with tangents has other results than one without", "the same", differs, fix)
+        differs = None if function.writes else difference(given, direction, exact=True)
+        if differs:
+            raise self._fault("the formula writes to the tangents that it is given", "the same", differs, fix)
+        # `torch.func.jvp` runs the same formula, at a level of its own.
+        found: Sequence[torch.Tensor] = ()
+        # A write to its argument, say, torch.func refuses; or an op is not nested.
+        with contextlib.suppress(Exception):
+            values, changes = (tuple(each[i] for i in moving) for each in (self.point, direction))
+            _, found = torch.func.jvp(function.of_some(moving), values, changes)  # type: ignore[misc]
+        for k, (one, other) in enumerate(zip(found, tangents, strict=False)):
+            differs = None if other is None else difference(one.detach(), other, rtol=_SAME_FORMULA)
+            if differs:
+                problem = "torch.func.jvp gives another tangent than torch.autograd.forward_ad"
+                raise self._fault(problem, f"the tangent of output {k}", differs)
+        tracked = sorted(have.union(differentiable))
+        ways = [moving, *([i] for i in moving if len(moving) > 1)]
+        if "agrees" not in [self._compare(way, tracked) for way in ways]:
+            raise NotExercised("the tangents cannot be compared: the operator is not smooth here, or too steep")
+
+    def _call(self, point: Tensors, direction: Tensors, moving: Sequence[int]) -> tuple[Tensors, Gradients]:
+        """Return the results of a call in which the inputs `moving` have tangents, and the tangents of the results."""
+        with forward_ad.dual_level():
+            pairs = enumerate(zip(point, direction, strict=True))
+            duals = [forward_ad.make_dual(x.detach().clone(), u) if i in moving else x.detach() for i, (x, u) in pairs]
+            outputs = [forward_ad.unpack_dual(output) for output in self.function(duals)]
+            primals = [output.primal.detach().clone() for output in outputs]
+            return primals, [None if y.tangent is None else y.tangent.detach().clone() for y in outputs]
+
+    def _compare(self, moving: Sequence[int], tracked: list[int]) -> Verdict:
+        point = self.point
+        problem = "forward mode is wrong"
+        if len(moving) < len(point):
+            problem += f" where {self.function.inputs[moving[0]].label} alone has a tangent"
+        with formula_may_fail(self.function, f"{problem}: the formula fails", "jvp"):
+            self._call(point, self.direction(moving), moving)
+        for distance in (0.0, 0.03):
+            point = shifted(point, self.direction(range(len(point))), distance) if distance else point
+            directions = [self.direction(moving, symmetric=symmetric) for symmetric in (False, True)]
+            if (found := self.slope(point, directions[0])) is None:
+                continue
+            claims = [self._claim(point, direction, moving, tracked) for direction in directions]
+            verdict = self.judge(found, claims[0])
+            if verdict == "agrees":
+                return "agrees"
+            if verdict == "differs" and all(map(self.differs, (point, point), directions, claims)):
+                if not self._is_as_backward(point, directions[0], moving, claims[0]):
+                    raise self._error(found.value, claims[0], problem)
+        return "unclear"
+
+    def _claim(self, point: Tensors, direction: Tensors, moving: Sequence[int], tracked: list[int]) -> Claim:
+        _, tangents = self._call(point, direction, moving)
+        weights = only(random_like(self.function.base, self.numbers), tracked)
+        return Claim(weights, weights, tangents)
+
+    def _is_as_backward(self, point: Tensors, direction: Tensors, moving: Sequence[int], claim: Claim) -> bool:
+        try:
+            gradients = Recorded(self.function, point, moving).gradients(claim.weights)
+        except Exception:  # it need not have a backward
+            return False
+        (forward, size), (backward, more) = inner(claim.one, claim.other), inner(gradients, direction)
+        return abs(forward - backward) <= 1e-3 * (size + more)
+
+    def _error(self, slopes: Tensors, claim: Claim, problem: str) -> CheckError:
+        for k, (weight, slope, tangent) in enumerate(zip(claim.weights, slopes, claim.other, strict=True)):
+            if weight is None:
+                continue
+            if tangent is None and bool((slope != 0).any()):
+                problem = f"{problem}: output {k} has no tangent, though it changes"
+                return self._fault(problem, "the slope, by finite differences", "None")
+            differs = tangent is not None and difference(tangent.to(slope.dtype), slope, rtol=1e-3)
+            if differs:
+                return self._fault(problem, f"the slope of output {k}, by finite differences", differs)
+        return self._fault(problem, "the slope, by finite differences", "another tangent")
+
+    def _fault(self, problem: str, expected: str, got: str, fix: str = _FIX_OF_JVP) -> CheckError:
+        return self.function.fault(problem, expected, got, fix, kind="jvp")

@@ -28,7 +28,7 @@ from customops.checks import _memory
 from customops.checks._outcome import NotExercised
 from customops.checks._runs import Results, attempt, compare, require_steady, results_of, results_once, tolerance_of
 from customops.checks._trial import Trial, failed_call
-from customops.checks._variants import are_plain, is_list, other_numbers, with_large_integers
+from customops.checks._variants import are_plain, is_list, other_numbers, repeated, with_large_integers
 from customops.errors import CheckError
 
 _FOR_ALL = ("CompositeExplicitAutograd", "CompositeImplicitAutograd", "CompositeExplicitAutogradNonFunctional")
@@ -191,43 +191,28 @@ def _other_values(trial: Trial) -> Iterator[Trial]:
     """Other numbers and flags; one size made 1, wherever it is; special, larger and negative values."""
     yield from other_numbers(trial)
     for size in sorted({size for tensor in trial.tensors for size in tensor.shape if size > 1}):
-        yield trial.map_tensors(functools.partial(_first_of, size))
+        yield trial.map_tensors(lambda _, x, size=size: repeated(x, {size: 1}))  # type: ignore[misc]
     tensors = [tensor for tensor in trial.tensors if tensor.numel()]
-    if any(tensor.layout is not torch.strided or tensor.is_quantized for tensor in tensors):
+    if not all(map(_memory.is_dense, tensors)):
         return
     if any(tensor.is_floating_point() for tensor in tensors):
         for values in ((float("nan"),), (float("inf"),), (-float("inf"),), (0.0,), (0.5, 1.5, 2.5, -0.5, -1.5)):
-            yield trial.map_tensors(functools.partial(_with_values, values))
-        for factor in (-1.0, 8.0, 0.125):
-            yield trial.map_tensors(functools.partial(_scaled, factor))
+            yield trial.map_floats(functools.partial(_with_values, values))
+        for by in (-1.0, 8.0, 0.125):
+            yield trial.map_floats(lambda x, by=by: (x * by).to(x.dtype))  # type: ignore[misc]
     if trial.kernels and any(tensor.dtype in _INTEGERS for tensor in tensors):
         for factor in (-1, 2**24 + 1, 2**29 + 1):
-            yield trial.map_tensors(functools.partial(_scaled, factor))
+            yield trial.map_tensors(
+                lambda _, x, by=factor: x * by + (by > 0) if x.dtype in _INTEGERS else x  # type: ignore[misc]
+            )
 
 
-def _first_of(old: int, _name: str, tensor: torch.Tensor) -> torch.Tensor:
-    if tensor.layout is not torch.strided:
-        return tensor
-    for dim, size in enumerate(tensor.shape):
-        tensor = tensor.narrow(dim, 0, 1) if size == old else tensor
-    return tensor.clone()
-
-
-def _with_values(values: tuple[float, ...], _name: str, tensor: torch.Tensor) -> torch.Tensor:
-    """The first elements replaced, in floating-point tensors."""
-    if not tensor.is_floating_point():
-        return tensor
+def _with_values(values: tuple[float, ...], tensor: torch.Tensor) -> torch.Tensor:
+    """The first elements replaced."""
     flat = tensor.reshape(-1).clone()
     new = torch.tensor(values[: tensor.numel()], dtype=torch.float64).to(tensor.device, tensor.dtype)
     flat[: len(new)] = new
     return flat.reshape(tensor.shape)
-
-
-def _scaled(factor: int | float, _name: str, tensor: torch.Tensor) -> torch.Tensor:
-    """Floating-point tensors by a float, integers by an int."""
-    if isinstance(factor, float):
-        return (tensor * factor).to(tensor.dtype) if tensor.is_floating_point() else tensor
-    return tensor * factor + (factor > 0) if tensor.dtype in _INTEGERS else tensor
 
 
 def _devices(trial: Trial, expected: Results) -> Iterator[_Pair]:

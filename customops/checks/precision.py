@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 from customops.checks._inputs import tensors_in
+from customops.checks._memory import is_dense
 from customops.checks._outcome import NotExercised, require
 from customops.checks._runs import (
     Results,
@@ -37,9 +38,10 @@ from customops.checks._runs import (
     tolerance_of,
 )
 from customops.checks._trial import Trial
-from customops.checks._variants import with_large_integers
+from customops.checks._variants import repeated, with_large_integers
 from customops.checks.inputs.parts import is_integer
 from customops.checks.inputs.values import name_of
+from customops.checks.repeat import kept_settings
 
 _NARROW_INTS = (torch.uint8, torch.int8, torch.int16, torch.int32)
 #: Of narrow dtypes, how many times what a change of the inputs by rounding does the error of a result may be.
@@ -74,24 +76,22 @@ def check(trial: Trial) -> None:
 
 
 def check_resolution(trial: Trial) -> None:
-    """Does a result in float64 see no more of its inputs than float32 resolves?"""
+    """Raise CheckError for a result in float64 that sees no more of its inputs than float32 resolves."""
     trial = trial.detached()
     steady_results(trial)
     if not any(tensor.dtype in (torch.float32, torch.float64) for tensor in trial.tensors):
         raise NotExercised("no input is of float32 or float64")
-    wide = trial.map_tensors(lambda _name, x: x.double() * (1 + 1e-8 / 3) if x.is_floating_point() else x)
+    wide = trial.map_floats(lambda x: x.double() * (1 + 1e-8 / 3))
     truth, tiny, small = (attempt(wide.map_tensors(nudge(size))) for size in (0.0, 1e-10, 1e-5))
     if truth is None or tiny is None or small is None:
         raise NotExercised("the operator does not take float64")
     _compare_default_dtypes(trial, wide, truth)
-    for name, value in truth.items():
-        if not _is_floating(value) or value.dtype is not torch.float64 or value.numel() == 0:
-            continue
-        if not tiny[name].shape == small[name].shape == value.shape:
+    for name, changed, value in _floats(tiny, truth):
+        if value.dtype is not torch.float64 or value.numel() == 0 or small[name].shape != value.shape:
             continue
         seen = (small[name] != value) & value.isfinite()
         # Steps have few elements that change a little; what goes through float32 has nothing but those.
-        if float(seen.double().mean()) < 0.9 or (tiny[name] != value).any():
+        if float(seen.double().mean()) < 0.9 or (changed != value).any():
             continue
         if torch.equal(value.float().double(), value):
             raise trial.fault(
@@ -103,31 +103,27 @@ def check_resolution(trial: Trial) -> None:
 
 
 def _compare_default_dtypes(trial: Trial, wide: Trial, truth: Results) -> None:
-    """Is a result for float64 another one where new tensors are of float64, which is the more precise opinion?"""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    try:
-        precise = attempt(wide)
-    finally:
-        torch.set_default_dtype(before)
-    for name, value in (precise or {}).items():
-        if _is_floating(value) and value.dtype is torch.float64 and _is_floating(truth[name]):
-            if differs := difference(truth[name], value, rtol=1e-10):
-                raise trial.fault(
-                    "a result for float64 has the precision of torch's default dtype",
-                    f"{name}, where that is {name_of(before)}: {differs}",
-                    "give tables and constants the dtype of the input: torch.arange(n, dtype=x.dtype)",
-                    expected="the result that a default dtype of float64 gives",
-                )
+    """Compare results for float64 with those where new tensors are of float64, which is more precise."""
+    with kept_settings():
+        torch.set_default_dtype(torch.float64)
+        precise = attempt(wide) or {}
+    for name, actual, value in _floats(truth, precise):
+        differs = difference(actual, value, rtol=1e-10) if value.dtype is torch.float64 else None
+        if differs:
+            raise trial.fault(
+                "a result for float64 has the precision of torch's default dtype",
+                f"{name}, where that is {name_of(torch.get_default_dtype())}: {differs}",
+                "give tables and constants the dtype of the input: torch.arange(n, dtype=x.dtype)",
+                expected="the result that a default dtype of float64 gives",
+            )
 
 
 def check_stability(trial: Trial) -> None:
-    """Are results not finite, in float32 or bfloat16, that are ordinary numbers for float64?"""
+    """Raise CheckError for a result that is not finite in float32 or bfloat16, and an ordinary number for float64."""
     trial = trial.detached()
     steady_results(trial)
     floating = [tensor for tensor in trial.tensors if tensor.is_floating_point() and tensor.numel()]
-    if not floating or any(tensor.layout is not torch.strided or tensor.is_quantized for tensor in trial.tensors):
-        raise NotExercised("no input is a plain tensor of floating point")
+    require(floating and all(map(is_dense, trial.tensors)), "no input is a plain tensor of floating point")
     if any(tensor.is_complex() for tensor in trial.tensors) or not all(bool(t.isfinite().all()) for t in floating):
         raise NotExercised("an input is complex, or not finite")
     _check_nothing(trial)
@@ -136,45 +132,39 @@ def check_stability(trial: Trial) -> None:
 
 
 def _check_nothing(trial: Trial) -> None:
-    """Of a quantization, is a row of zeros NaN, though rows of tiny numbers are not? Padding often is of zeros."""
-    floating = [
-        tensor for tensor in trial.distinct if tensor.is_floating_point() and tensor.dim() > 1 and len(tensor) > 1
-    ]
-    for tensor in floating:
+    """Raise CheckError if a quantization makes NaN of a row of zeros, as padding is, and numbers of tiny ones."""
+    for tensor in trial.distinct:
+        if not tensor.is_floating_point() or tensor.dim() < 2 or len(tensor) < 2:
+            continue
         zeros, tiny = tensor.clone(), tensor.clone()
         zeros[0] = 0
         tiny[0] *= 1e-6
-        nothing, little = (attempt(trial.replaced({id(tensor): x})) for x in (zeros, tiny))
-        for name, value in (nothing or {}).items():
-            if little is None or not isinstance(value, torch.Tensor) or not isinstance(little[name], torch.Tensor):
-                continue
-            if all(one.dtype.itemsize > 1 for one in tensors_in(list((nothing or {}).values()))):
-                return  # of others, 0 / 0 may be what they are to give
-            wrong = value.float().isnan() if value.is_floating_point() else torch.zeros(())
-            if wrong.any() and not little[name].float().isnan().any():
+        nothing, little = (attempt(trial.replaced({id(tensor): x})) or {} for x in (zeros, tiny))
+        if all(one.dtype.itemsize > 1 for one in tensors_in([*nothing.values()])):
+            continue  # of others, 0 / 0 may be what they are to give
+        for name, value, other in _floats(nothing, little):
+            wrong = value.float().isnan()
+            if wrong.any() and not other.float().isnan().any():
                 raise trial.fault(
                     "a result is NaN for a row of zeros, and a number for a row of tiny numbers",
-                    f"{name}: {_first(wrong, value, little[name])}",
+                    f"{name}: {_first(wrong, value, other)}",
                     "a quotient by the largest element, or by a norm, is 0 / 0: clamp the divisor from below",
                 )
 
 
 def _check_range(trial: Trial, dtype: torch.dtype, largest: float, ordinary: float, fix: str) -> bool:
-    """Are results finite for values up to `largest`, if they are below `ordinary`?"""
+    """Require results below `ordinary` to be finite for values up to `largest`; return whether there were some."""
 
-    def enlarged(_name: str, tensor: torch.Tensor) -> torch.Tensor:
-        if not tensor.is_floating_point() or not tensor.numel():
+    def enlarged(tensor: torch.Tensor) -> torch.Tensor:
+        if not tensor.numel():
             return tensor
         return (tensor.double() * (largest / (float(tensor.double().abs().max()) or largest))).to(dtype)
 
-    narrow = trial.map_tensors(enlarged)
-    wide, results = narrow.in_float64(), attempt(narrow) or {}
-    truths = (attempt(wide) or {}) if results else {}
+    narrow = trial.map_floats(enlarged)
+    wide, results = narrow.in_float64(), attempt(narrow)
+    truths = None if results is None else attempt(wide)
     tried = False
-    for name, truth in truths.items():
-        actual = results[name]
-        if not _is_floating(truth) or not isinstance(actual, torch.Tensor) or actual.shape != truth.shape:
-            continue
+    for name, actual, truth in _floats(results, truths):
         if actual.dtype is not dtype or truth.dtype is not torch.float64 or not truth.numel():
             continue
         tried = True
@@ -196,7 +186,7 @@ def _check_range(trial: Trial, dtype: torch.dtype, largest: float, ordinary: flo
 
 
 def _check_integers(trial: Trial, expected: Results) -> bool:
-    """A result that has room for more than the inputs is that of wider inputs."""
+    """Compare results that have room for more than the inputs with those of wider inputs."""
     narrow = {tensor.dtype for tensor in trial.tensors if tensor.dtype in _NARROW_INTS}
     if len(narrow) != 1:
         return False
@@ -241,7 +231,7 @@ def _compare_with_wide_integers(trial: Trial, dtype: torch.dtype, expected: Resu
 
 
 def _counts_bits(trial: Trial, dtype: torch.dtype, wider: torch.dtype, name: str) -> bool:
-    """Do int32 and int64 differ for negative numbers alone, as the number of ones in their bits does?"""
+    """Return whether int32 and int64 differ for negative numbers alone, as the number of ones in their bits does."""
     if dtype is not torch.int32:
         return False
     positive = trial.map_tensors(lambda _, x: x.abs() if is_integer(x) else x)
@@ -251,7 +241,7 @@ def _counts_bits(trial: Trial, dtype: torch.dtype, wider: torch.dtype, name: str
 
 
 def _check_masks(trial: Trial, expected: Results) -> bool:
-    """A mask of uint8, where the operator takes one, means what that of bools does."""
+    """Compare a mask of uint8, where the operator takes one, with that of bools."""
     accepted = next(_accepted(trial, [torch.uint8], lambda tensor: tensor.dtype is torch.bool), None)
     if accepted is None or not any(tensor.dtype is torch.bool for tensor in trial.tensors):
         return False
@@ -276,7 +266,7 @@ def _kind(value: Any) -> Any:
 def _accepted(
     trial: Trial, dtypes: Sequence[torch.dtype], is_converted: Callable[[torch.Tensor], bool]
 ) -> Iterator[tuple[torch.dtype, Trial, Results]]:
-    """Those of some dtypes that the operator takes in the place of its own, the calls with them, and the results."""
+    """Find the dtypes that the operator takes in the place of its own, with the calls and their results."""
     for dtype in dtypes:
         changed = trial.map_tensors(lambda _name, x, to=dtype: x.to(to) if is_converted(x) else x)  # type: ignore[misc]
         results = attempt(changed)
@@ -285,17 +275,17 @@ def _accepted(
 
 
 def _check_wider(trial: Trial, expected: Results) -> bool:
-    """A result in a narrow dtype is near that of a wider one."""
+    """Compare results in a narrow dtype with those of a wider one."""
     dtypes = {tensor.dtype for tensor in trial.tensors if tensor.is_floating_point() or tensor.is_complex()}
     if len(dtypes) != 1 or not dtypes <= _STEPS.keys():
         return False
-    if any(tensor.layout is not torch.strided or tensor.is_quantized for tensor in trial.tensors):
+    if not all(map(is_dense, trial.tensors)):
         return False
     (dtype,) = dtypes
     tried = _compare_with_wider(trial, dtype, expected)
     if dtype is torch.float32 or not tried:
         return tried
-    _check_zeros(trial.map_tensors(lambda _name, x: torch.zeros_like(x) if x.is_floating_point() else x), dtype)
+    _check_zeros(trial.map_floats(torch.zeros_like), dtype)
     # One size is made large, by repetition, and elements lose their signs, so that sums grow.
     for old in sorted({size for tensor in trial.tensors for size in tensor.shape if 1 < size < _LARGE[0]}):
         for new in _large_sizes(trial, old):
@@ -314,16 +304,14 @@ def _check_wider(trial: Trial, expected: Results) -> bool:
 
 
 def _grown(old: int, new: int, _name: str, tensor: torch.Tensor) -> torch.Tensor:
-    for dim, size in enumerate(tensor.shape):
-        if size == old:
-            tensor = tensor.index_select(dim, (torch.arange(new) % size).to(tensor.device))
+    tensor = repeated(tensor, {old: new})
     if not tensor.is_floating_point():  # lengths grow, too
         return torch.where(tensor == old, new, tensor).to(tensor.dtype) if is_integer(tensor) else tensor
     return tensor.abs()
 
 
 def _large_sizes(trial: Trial, old: int) -> Iterator[int]:
-    """What a size may grow to, the largest first."""
+    """Find the sizes to which a size may grow, the largest first."""
     counts = [(tensor.numel(), list(tensor.shape).count(old)) for tensor in trial.tensors]
     is_paired = sum(count > 0 for _, count in counts) > 1
     for new in _LARGE:
@@ -333,20 +321,17 @@ def _large_sizes(trial: Trial, old: int) -> Iterator[int]:
 
 
 def _check_zeros(zeros: Trial, dtype: torch.dtype) -> None:
-    """Are results for zeros NaN that are numbers in wider dtypes? A small constant may be zero in a narrow one."""
+    """Raise CheckError for a NaN of zeros that is a number in a wider dtype: a small constant may be zero here."""
     accepted = next(_accepted(zeros, (torch.float64, torch.float32), torch.Tensor.is_floating_point), None)
-    results = attempt(zeros) or {}
-    for name, truth in accepted[2].items() if accepted is not None and results else ():
-        actual = results[name]
-        if _is_floating(truth) and _is_floating(actual) and actual.shape == truth.shape:
-            wrong = actual.isnan() & truth.isfinite()
-            if wrong.any():
-                raise zeros.fault(
-                    f"a result for zeros in {dtype} is NaN, and a number in {name_of(accepted[0])}",  # type: ignore[index]
-                    expected="a number",
-                    got=f"{name}: {_first(wrong, actual, truth)}",
-                    fix="a constant such as 1e-8 is zero in float16: add it in float32, or torch.finfo(dtype).tiny",
-                )
+    for name, actual, truth in _floats(attempt(zeros), accepted[2]) if accepted is not None else ():
+        wrong = actual.isnan() & truth.isfinite()
+        if wrong.any():
+            raise zeros.fault(
+                f"a result for zeros in {dtype} is NaN, and a number in {name_of(accepted[0])}",  # type: ignore[index]
+                expected="a number",
+                got=f"{name}: {_first(wrong, actual, truth)}",
+                fix="a constant such as 1e-8 is zero in float16: add it in float32, or torch.finfo(dtype).tiny",
+            )
 
 
 def _compare_with_wider(
@@ -362,13 +347,11 @@ def _compare_with_wider(
     if accepted is None:
         return False
     wide_dtype, wide, truth = accepted
-    names = [name for name, value in truth.items() if _is_floating(value) and _is_floating(expected[name])]
-    start = (
-        wide if origin is None else origin.map_tensors(lambda _, x: x.to(wide_dtype) if x.is_floating_point() else x)
-    )
-    near = results_near(start, dtype, then) if names else []
-    for name in names:
-        found = _beyond(expected[name], truth[name], [results[name] for results in near], dtype, trial.scale)
+    compared = list(_floats(expected, truth))
+    start = wide if origin is None else origin.map_floats(lambda x: x.to(wide_dtype))
+    near = results_near(start, dtype, then) if compared else []
+    for name, actual, right in compared:
+        found = _beyond(actual, right, [results[name] for results in near], dtype, trial.scale)
         if found:
             raise trial.fault(
                 f"a result for {dtype} is far from that for the same numbers in {name_of(wide_dtype)}",
@@ -377,22 +360,27 @@ def _compare_with_wider(
                 fix="accumulate in a wider dtype; or the kernel takes memory of one dtype for another, or has a branch "
                 "for a dtype that does something else",
             )
-    return bool(names)
+    return bool(compared)
 
 
-def _is_floating(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.is_floating_point() and value.layout is torch.strided
+def _floats(results: Results | None, truths: Results | None) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
+    """Find the strided tensors of floating point among results, with the true ones, which have the same shape."""
+    if results is None or truths is None:
+        return
+    for name, truth in truths.items():
+        pair = results[name], truth
+        if all(isinstance(x, torch.Tensor) and x.is_floating_point() and x.layout is torch.strided for x in pair):
+            if pair[0].shape == truth.shape:
+                yield name, *pair
 
 
 def _beyond(
     actual: torch.Tensor, truth: torch.Tensor, near: list[torch.Tensor], dtype: torch.dtype, scale: float
 ) -> str | None:
-    """Where a result is farther from the truth than the dtype and the steepness of the operator explain.
+    """Describe where a result is farther from the truth than the dtype and the steepness of the operator explain.
 
     `scale`: the size of numbers that results may be differences of.
     """
-    if actual.shape != truth.shape:
-        return None  # of sizes that depend on data
     actual, truth = actual.double(), truth.double()
     comparable = actual.isfinite() & truth.isfinite()
     if any(other.shape != truth.shape for other in near) or not comparable.any():

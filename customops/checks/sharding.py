@@ -18,6 +18,7 @@ from customops import _torch
 from customops._places import where
 from customops._rules.sharding import ShardedCall, ShardingRule, Strategy
 from customops.checks._inputs import quiet, tensors_in
+from customops.checks._memory import is_dense
 from customops.checks._outcome import NotExercised, in_short, require
 from customops.checks._runs import difference, results_of, steady_results
 from customops.checks._trial import Trial
@@ -31,7 +32,7 @@ _FIX = "list in the rule only placements for which the kernel, called with parts
 def check(trial: Trial) -> None:
     rule: Any = None if trial.custom_op is None else trial.custom_op._rules._others.get(ShardingRule)
     require(rule is not None and rule.values, "the operator has no sharding rule")
-    require(all(map(_is_dense, trial.tensors)) and trial.tensors, "an input is no dense tensor, or there is none")
+    require(all(map(is_dense, trial.tensors)) and trial.tensors, "an input is no dense tensor, or there is none")
     trial = trial.detached()
     expected = steady_results(trial)
     tried, problem = 0, None
@@ -44,10 +45,6 @@ def check(trial: Trial) -> None:
             tried += 1
     require(tried, "the rule splits no dimension of these inputs")
     require(problem is None, f"the calls are right; gradients could not be compared: {problem}")
-
-
-def _is_dense(tensor: torch.Tensor) -> bool:
-    return tensor.layout is torch.strided and not tensor.is_quantized
 
 
 class _Sharded:

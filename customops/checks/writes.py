@@ -1,15 +1,8 @@
-"""test_writes: what an operator writes and reads, byte by byte, and what its schema says of writes and aliases.
-
-test_schema says what is written without being declared. Here each tensor lies in a larger storage, amid bytes that
-are one thing in one run and another in the next: the bytes have to stay, and the results must not depend on them.
-
-What the schema declares is held against what happens: the return of the written tensor itself, an alias, sizes that
-stay, and a version counter that autograd goes by. On samples, what is declared as written has to be written in one of
-several calls with other values, as it may depend on the data. (Much of what is derived leaves nothing to write.)
-"""
+"""test_schema, test_layouts and test_writes: what an operator reads and writes of memory, against what it declares."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 from collections.abc import Callable, Iterator
@@ -20,10 +13,10 @@ import torch
 from customops import _torch
 from customops._torch.schema import Tag
 from customops.checks import _memory
-from customops.checks._inputs import tensors_in
+from customops.checks._inputs import as_ordinary, is_ordinary, seeded, tensors_in
 from customops.checks._outcome import NotExercised, SchemaCheckError, require
-from customops.checks._runs import call, difference, results_in
-from customops.checks._trial import Trial
+from customops.checks._runs import attempt, call, compare, difference, results_in, steady_results
+from customops.checks._trial import FAILS, JudgingMode, Trial, failed_call, resolve
 from customops.checks._variants import (
     are_plain,
     can_surround,
@@ -35,8 +28,199 @@ from customops.checks._variants import (
 )
 from customops.errors import CheckError
 
+# ----------------------------------------------------------------------------------------------------------------------
+# test_schema: an operator writes and aliases what its schema says, and nothing else.
+#
+# The operator runs under a dispatch mode that sees each operator below autograd, where its kernel is called with the
+# very tensors it may write. Judged are the operator under test and those outside aten that it calls on the way there
+# (from an autograd kernel, or as part of a composite): a composite operator is as right as its parts, and aten's
+# schemas are torch's own matter. A declared write that does not happen is no failure, since it may depend on the data.
 
-def check(trial: Trial) -> None:
+#: Operators whose schema leaves out an alias or a write on purpose.
+_UNTRUE_SCHEMAS = frozenset(
+    {
+        "aten::_unsafe_view",
+        "aten::cudnn_batch_norm",
+        "aten::lift",
+        "aten::lift_fresh",
+        "aten::miopen_batch_norm",
+        "aten::native_batch_norm",
+        "aten::unsafe_split.Tensor",
+        "aten::unsafe_split_with_sizes",
+    }
+)
+
+
+def schema_check(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> None:
+    """Raise SchemaCheckError if `op` mutates or aliases a tensor in a way that its schema does not declare."""
+    check_schema(Trial(resolve(op), tuple(args), kwargs or {}))
+
+
+def check_schema(trial: Trial) -> None:
+    trial.require_data()
+    copy = trial.copy()
+    mode = JudgingMode(trial.op, _judge, _UNTRUE_SCHEMAS)
+    try:
+        with seeded((copy.args, copy.kwargs)), mode:
+            copy.op(*copy.args, **copy.kwargs)
+    except SchemaCheckError:
+        raise
+    except Exception as error:
+        raise failed_call(trial.name, FAILS, error, kind=SchemaCheckError) from error
+    if not mode.judged:
+        raise NotExercised(
+            "there is no kernel to judge: the operator is made of aten operators, or is one of those aten operators "
+            "whose schema is not meant to be true"
+        )
+
+
+def _judge(trial: Trial) -> Any:
+    """Call an operator, and return what it returned if the schema is true of the call."""
+    inputs = {name: tensors_in(value) for name, value in trial.arguments.items()}
+    unwritten = [(name, tensor) for name in inputs if name not in trial.mutated for tensor in inputs[name]]
+    before = [(name, tensor, _snapshot(tensor)) for name, tensor in unwritten]
+    # torch does not let a view be made twice over.
+    with contextlib.nullcontext() if trial.schema.is_view else _torch.autograd.count_versions():
+        outputs = trial.op(*trial.args, **trial.kwargs)
+
+    returned = [tensors_in(value) for value in trial.by_return(outputs)]
+    for i, output in [(i, tensor) for i, tensors in enumerate(returned) for tensor in tensors]:
+        shared = [name for name in inputs if any(_memory.share_memory(output, x) for x in inputs[name])]
+        same = [name for name in inputs if any(output is x for x in inputs[name])]
+        # An alias that is declared explains the others: inputs may share memory among themselves.
+        declared = [a.name for a in trial.schema.arguments if a.may_alias(trial.schema.returns[i])]
+        if shared and not set(shared).intersection(declared):
+            raise _schema_error(
+                trial,
+                f"Argument {shared[0]} is not defined to alias output but was aliasing",
+                argument=shared[0],
+                got=f"output {i} is {same[0]} itself" if same else f"output {i} shares memory with {shared[0]}",
+                fix="return a clone; or, for a view op, declare it: (Tensor(a) x) -> Tensor(a)",
+            )
+        if same and not any(name in trial.mutated for name in same):
+            raise _schema_error(
+                trial,
+                f"Argument {same[0]} is returned as it is, which only written arguments may be",
+                argument=same[0],
+                got=f"output {i} is {same[0]} itself",
+                fix=f"return a new view, e.g. {same[0]}.view_as({same[0]})",
+            )
+
+    for name, tensor, change_of in before:
+        change = change_of()
+        # It may have been passed, whole or in part, as an argument that may be written, too.
+        if change and not any(_memory.overlap(tensor, other) for other in tensors_in(trial.mutated)):
+            raise _schema_error(
+                trial,
+                f"Argument {name} is not defined as mutable but was mutated",
+                argument=name,
+                got=change,
+                fix=f"declare it with mutates_args={{{name!r}}}, in a schema Tensor(a!) {name}; "
+                "or have the kernel write to a clone",
+            )
+
+    named = [
+        (i, f"{i}[{k}]" if len(tensors) > 1 else str(i), tensor)
+        for i, tensors in enumerate(returned)
+        for k, tensor in enumerate(tensors)
+    ]
+    for (i, name, one), (j, other, two) in itertools.combinations(named, 2):
+        # Items of one list may be slices of one buffer: torch does not mind either.
+        alias = _memory.overlap if i == j else _memory.share_memory
+        if alias(one, two) and not trial.schema.returns[i].may_alias(trial.schema.returns[j]):
+            raise _schema_error(
+                trial,
+                f"Outputs {name} and {other} alias unexpectedly",
+                got="they share memory",
+                fix="return a clone of one of them",
+            )
+    return outputs
+
+
+def _schema_error(trial: Trial, problem: str, **fields: str) -> CheckError:
+    return _error(trial, problem, expected=str(_torch.schema.schema_of(trial.op)), **fields)
+
+
+def _snapshot(tensor: torch.Tensor) -> Callable[[], str | None]:
+    """Return a function that describes what has happened to a tensor since; it returns None if nothing has."""
+
+    def shape_now() -> tuple[Any, ...]:
+        if tensor.is_nested:
+            return ()
+        if tensor.layout is not torch.strided:
+            return (tuple(tensor.shape),)
+        return tuple(tensor.shape), tensor.stride(), tensor.storage_offset()
+
+    shape, version = shape_now(), _torch.autograd.version_of(tensor)
+    bits = [_memory.bits(part).clone() for part in _memory.parts(tensor)]
+
+    def change() -> str | None:
+        if shape_now() != shape:
+            return f"(size, stride, offset) was {shape}, is {shape_now()}"
+        for old, part in zip(bits, _memory.parts(tensor), strict=True):
+            new = _memory.bits(part)
+            if old.shape != new.shape:
+                return "it has another number of nonzero elements"
+            if not torch.equal(old, new):
+                differs = old != new
+                changed = (differs if differs.dim() == part.dim() else differs.any(-1)).nonzero().tolist()
+                return f"{len(changed)} of {part.numel()} elements changed, the first at index {tuple(changed[0])}"
+        if _torch.autograd.version_of(tensor) != version:
+            return "it was written, though with the values it already had"
+        return None
+
+    return change
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# test_layouts: results do not depend on where elements lie.
+#
+# An input that is transposed, sliced, aligned otherwise, or a conjugate or negative view has the values of a contiguous
+# tensor: both have to give the same results.
+
+#: Operators that read strides, or memory beyond a view, on purpose.
+_ABOUT_STRIDES = ("aten::as_strided", "aten::_reshape_alias", "aten::set_", "aten::resize", "prims::as_strided")
+
+
+def check_layouts(trial: Trial) -> None:
+    require(not trial.name.startswith(_ABOUT_STRIDES), "the result depends on strides by definition")
+    if any(_memory.share_storage(one, other) for one, other in itertools.combinations(trial.distinct, 2)):
+        raise NotExercised("tensors of the call share memory")
+    trial = trial.detached()
+    strided = [(name, tensor) for name, _, tensor in trial.named_tensors if tensor.layout is torch.strided]
+    arguments = dict.fromkeys(name for name, tensor in strided if not is_ordinary(tensor))
+    require(arguments, "every tensor is contiguous")
+    expected = steady_results(trial.map_tensors(lambda _, x: as_ordinary(x) if _memory.is_dense(x) else x))
+    actual = attempt(trial)
+    if actual is None:
+        raise NotExercised("the operator does not take tensors of this layout")
+    compare(
+        trial,
+        actual,
+        expected,
+        "results depend on the layout of an input: other values than for the same values in contiguous tensors",
+        "the kernel takes memory for contiguous: call x.contiguous() first (for an argument that is written, copy "
+        "the result back), and make results by x.new_empty(x.shape), since torch.empty_like(x) has the strides of "
+        "x; or use x.stride() and x.storage_offset(); see resolve_conj() and resolve_neg() for lazy views",
+        argument=", ".join(arguments),
+        expected="the values of the call on contiguous tensors",
+        ties=True,
+        rounding=True,
+    )
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# test_writes: what an operator writes and reads, byte by byte, and what its schema says of writes and aliases.
+#
+# test_schema says what is written without being declared. Here each tensor lies in a larger storage, amid bytes that
+# are one thing in one run and another in the next: the bytes have to stay, and the results must not depend on them.
+#
+# What the schema declares is held against what happens: the return of the written tensor itself, an alias, sizes that
+# stay, and a version counter that autograd goes by. On samples, what is declared as written has to be written in one of
+# several calls with other values, as it may depend on the data. (Much of what is derived leaves nothing to write.)
+
+
+def check_writes(trial: Trial) -> None:
     trial.require_data()
     if not are_plain(trial) or not any(tensor.numel() for tensor in trial.tensors):
         raise NotExercised("no input is a plain strided tensor with elements")
@@ -75,7 +259,7 @@ def _judge_unwritten(trial: Trial, calls: list[list[_State]]) -> None:
 
 
 def _is_written_by(label: str, sample: Trial) -> bool:
-    """Does another sample write the argument? What is declared as written need not be by each call."""
+    """Return whether another sample writes the argument. Not each call has to write what is declared as written."""
     name = label.partition("[")[0]
     with torch.no_grad():
         calls = [before for _, before, _ in _writing_calls(sample.detached())]
@@ -83,7 +267,7 @@ def _is_written_by(label: str, sample: Trial) -> bool:
 
 
 def _is_written_at_other_sizes(trial: Trial, label: str) -> bool:
-    """Does a call of other sizes write the argument? Of two elements, both may be at the border."""
+    """Return whether a call of other sizes writes the argument. Of two elements, both may be at the border."""
     if min(size for _, each, x in trial.named_tensors if each == label for size in (3, *x.shape)) > 2:
         return False
     with torch.no_grad():
@@ -129,7 +313,7 @@ def _judge_surroundings(trial: Trial) -> bool:
 
 
 def _writing_calls(trial: Trial) -> Iterator[tuple[Trial, list[_State], list[Any]]]:
-    """Calls until each tensor that is declared as written was: what was written before, and what was returned."""
+    """Call until each tensor that is declared as written was; yield the calls, the tensors before, and the results."""
     idle = {state.label for state in _states(trial)}
     for changed in itertools.islice(_likely_to_write(trial), 20):
         if not idle:
@@ -147,11 +331,11 @@ def _writing_calls(trial: Trial) -> Iterator[tuple[Trial, list[_State], list[Any
 
 
 def _likely_to_write(trial: Trial) -> Iterator[Trial]:
-    """Calls with other values, one of which should change what an operator writes."""
+    """Make calls with other values, one of which should change what an operator writes."""
     generator = torch.Generator().manual_seed(1)
 
     def filled(fill: Callable[[torch.Tensor], torch.Tensor]) -> Trial:
-        return trial.map_tensors(lambda _, tensor: like(fill(tensor), tensor) if tensor.is_floating_point() else tensor)
+        return trial.map_floats(lambda tensor: like(fill(tensor), tensor))
 
     def random(tensor: torch.Tensor) -> torch.Tensor:
         return torch.randn(tensor.shape, generator=generator)
@@ -182,7 +366,7 @@ class _State:
         return self.tensor.shape, self.tensor.stride(), _torch.memory.storage_id(self.tensor)
 
     def compare(self) -> None:
-        """Compare with what it is after a call."""
+        """Compare the tensor after a call with what it was."""
         is_same_version = _torch.autograd.version_of(self.tensor) == self.version
         self.is_moved = self._place() != self.place  # to other sizes or strides, or another storage
         self.is_written = self.is_moved or not torch.equal(_memory.bits(self.tensor), self.bits)
@@ -191,7 +375,7 @@ class _State:
 
 
 def _states(trial: Trial) -> list[_State]:
-    """The tensors with elements that the schema says are written."""
+    """Return the states of the tensors with elements that the schema declares as written."""
     return [_State(*each) for each in trial.named_tensors if each[0] in trial.mutated and each[2].numel()]
 
 
@@ -234,7 +418,7 @@ def _judge_written(trial: Trial, before: list[_State], outputs: list[Any]) -> No
 
 
 def _judge_aliases(trial: Trial) -> None:
-    """Is a view that the schema declares a view, if only for contiguous inputs?"""
+    """Raise CheckError if a view that the schema declares is a copy, also for contiguous inputs."""
     calls = []
     for copy in (trial.copy(), trial.map_tensors(lambda _, tensor: tensor.contiguous()).copy()):
         try:

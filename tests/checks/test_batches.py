@@ -10,14 +10,14 @@ from helpers.numeric_checks import Finds
 from torch import Tensor
 
 import customops
-from customops.checks import batches
+from customops.checks import laws
 
 aten = torch.ops.aten
 
 
 @pytest.fixture
 def op(registry: customops.Registry, ns: str) -> Finds:
-    return Finds(batches.check, registry, ns)
+    return Finds(laws.check_batches, registry, ns)
 
 
 def doubled(x: Tensor) -> Tensor:

@@ -9,14 +9,14 @@ from helpers.numeric_checks import Finds
 from torch import Tensor
 
 import customops
-from customops.checks import determinism
+from customops.checks import repeat
 
 aten = torch.ops.aten
 
 
 @pytest.fixture
 def op(registry: customops.Registry, ns: str) -> Finds:
-    return Finds(determinism.check, registry, ns)
+    return Finds(repeat.check_determinism, registry, ns)
 
 
 def doubled(x: Tensor) -> Tensor:

@@ -662,3 +662,47 @@ def test_a_common_step_is_as_small_as_most_elements(registry: Registry, ns: str)
     op.register_autograd(backward, setup_context=lambda ctx, inputs, output: setattr(ctx, "x", inputs[0]))
     x = torch.tensor([0.5, 1.0, -1.5, 1e6], dtype=torch.float64, requires_grad=True)
     assert run_check("test_gradients", op, (x,)).status != "failed"
+
+
+def test_a_law_that_holds_nearly_is_none(registry: Registry, ns: str) -> None:
+    """After five steps of this filter, a hundred-thousandth of the start is left; after two, a hundredth."""
+
+    @registry.custom_op(f"{ns}::last", mutates_args=(), differentiable=False)
+    def last(x: Tensor, start: Tensor) -> Tensor:
+        y = start.clone()
+        for each in x:
+            y = 0.9 * each + 0.1 * y
+        return y
+
+    outcome = run_check("test_symmetries", last, (torch.arange(1.0, 6.0), torch.tensor(0.37)))
+    assert outcome.status != "failed", outcome
+
+
+def test_a_law_of_values_beside_a_threshold_is_none(registry: Registry, ns: str) -> None:
+    """None of these lies between a half of the threshold and it, where doubling tells."""
+
+    @registry.custom_op(f"{ns}::above", mutates_args=(), differentiable=False)
+    def above(x: Tensor) -> Tensor:
+        return (x > 0.5).to(x.dtype)
+
+    for values in ([-1.7, 2.2, -2.1, 0.245], [3.0, -0.1, 0.2, 1.5]):
+        outcome = run_check("test_symmetries", above, (torch.tensor(values, dtype=torch.float64),))
+        assert outcome.status != "failed", outcome
+
+
+def test_elements_beyond_a_number_that_is_passed(registry: Registry, ns: str) -> None:
+    """All of five are among the hundred largest."""
+
+    def largest(x: Tensor, k: int) -> Tensor:
+        at = x.argsort(dim=1, descending=True, stable=True)[:, :k]
+        return torch.full_like(x, -math.inf).scatter(1, at, x.gather(1, at))
+
+    def define(name: str, fn: Any) -> Any:
+        return registry.custom_op(f"{ns}::{name}", fn, mutates_args=(), schema="(Tensor x, int k) -> Tensor")
+
+    def forgets(x: Tensor, k: int) -> Tensor:
+        return torch.cat([x[:, :128] * 2, x[:, 128:]], 1)
+
+    args = torch.randn(1, 5), 100
+    assert run_check("test_batches", define("largest", largest), args).status != "failed"
+    assert run_check("test_batches", define("forgets", forgets), args).status == "failed"

@@ -11,7 +11,7 @@ from helpers.formulas_under_test import op_of, saved, trial_of
 
 from customops import custom_op
 from customops.checks import NotExercised
-from customops.checks.forward_mode import check
+from customops.checks.gradients import check_forward_mode as check
 from customops.errors import CheckError
 
 aten = torch.ops.aten

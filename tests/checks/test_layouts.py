@@ -11,14 +11,14 @@ from helpers.numeric_checks import Finds
 from torch import Tensor
 
 import customops
-from customops.checks import layouts
+from customops.checks import writes
 
 aten = torch.ops.aten
 
 
 @pytest.fixture
 def op(registry: customops.Registry, ns: str) -> Finds:
-    return Finds(layouts.check, registry, ns)
+    return Finds(writes.check_layouts, registry, ns)
 
 
 def doubled(x: Tensor) -> Tensor:

@@ -8,14 +8,14 @@ from helpers.numeric_checks import Finds
 from torch import Tensor
 
 import customops
-from customops.checks import pointwise
+from customops.checks import laws
 
 POINTWISE = {"tags": (torch.Tag.pointwise,)}
 
 
 @pytest.fixture
 def op(registry: customops.Registry, ns: str) -> Finds:
-    return Finds(pointwise.check, registry, ns)
+    return Finds(laws.check_pointwise, registry, ns)
 
 
 def scaled_sum(x: Tensor, y: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import customops
-from customops.checks import NotExercised, Trial, aot_dispatch, state
+from customops.checks import NotExercised, Trial, aot_dispatch, repeat
 from customops.checks._trial import resolve
 
 Define = Callable[..., Any]
@@ -46,7 +46,7 @@ def test_one_placeholder_for_absent_results(op: Define) -> None:
         return x * 2, x.sum() if want else empty
 
     trial = Trial(resolve(op(with_sum)), (torch.randn(3), False))
-    state._check_released(trial)
+    repeat._check_released(trial)
 
 
 def test_gradients_of_one_element_with_odd_strides(op: Define) -> None:

@@ -11,7 +11,7 @@ from helpers.libraries import Ops
 
 from customops import custom_op
 from customops.checks import NotExercised
-from customops.checks.second_order import check
+from customops.checks.gradients import check_second_order as check
 from customops.errors import CheckError
 
 aten = torch.ops.aten

@@ -13,14 +13,14 @@ from helpers.numeric_checks import Finds
 from torch import Tensor
 
 import customops
-from customops.checks import state
+from customops.checks import repeat
 
 aten = torch.ops.aten
 
 
 @pytest.fixture
 def op(registry: customops.Registry, ns: str) -> Finds:
-    return Finds(state.check, registry, ns)
+    return Finds(repeat.check_state, registry, ns)
 
 
 def doubled(x: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from helpers.numeric_checks import Finds
 from torch import Tensor
 
 import customops
-from customops.checks import NotExercised, symmetries
+from customops.checks import NotExercised, laws
 
 OTHER_SIZES = "what a change of values does to a result at the sample's sizes, it does not at other sizes"
 FAR_AWAY = "a result is left as it is by adding a small constant to all elements, and not by a large one"
@@ -22,7 +22,7 @@ ZERO = "an optional number of 0.0 has the result of None"
 
 @pytest.fixture
 def op(registry: customops.Registry, ns: str) -> Finds:
-    return Finds(symmetries.check, registry, ns)
+    return Finds(laws.check_symmetries, registry, ns)
 
 
 def in_lanes(x: Tensor, start: float) -> Tensor:

@@ -77,7 +77,7 @@ def test_faults(
 ) -> None:
     before = x.clone(), y.clone()
     with pytest.raises(CheckError, match=message) as caught:
-        writes.check(Trial(define(f"f{schema}", kernel), (x, y)))
+        writes.check_writes(Trial(define(f"f{schema}", kernel), (x, y)))
     assert caught.value.fix
     assert torch.equal(x, before[0])
     assert torch.equal(y, before[1])
@@ -86,8 +86,8 @@ def test_faults(
 def test_a_declared_write(define: Ops, x: torch.Tensor, y: torch.Tensor) -> None:
     op = define(f"f{WRITES}", to_a_copy)
     with pytest.raises(CheckError, match="argument x is declared as written, and no call was seen to write it"):
-        writes.check(Trial(op, (x, y)))
-    writes.check(Trial(op, (x.contiguous(), y)))
+        writes.check_writes(Trial(op, (x, y)))
+    writes.check_writes(Trial(op, (x.contiguous(), y)))
 
 
 def test_each_member_of_a_list_is_written(define: Ops) -> None:
@@ -96,9 +96,9 @@ def test_each_member_of_a_list_is_written(define: Ops) -> None:
             x.mul_(2)
 
     op = define("f(Tensor(a!)[] xs) -> ()", first_two)
-    writes.check(Trial(op, ([torch.ones(2), torch.ones(3)],)))
+    writes.check_writes(Trial(op, ([torch.ones(2), torch.ones(3)],)))
     with pytest.raises(CheckError, match=r"argument xs\[2\] is declared as written"):
-        writes.check(Trial(op, ([torch.ones(2), torch.ones(3), torch.ones(4)],)))
+        writes.check_writes(Trial(op, ([torch.ones(2), torch.ones(3), torch.ones(4)],)))
 
 
 def test_what_leaves_nothing_to_write_is_no_finding(registry: Registry, ns: str) -> None:
@@ -137,7 +137,7 @@ def only_if_negative(x: torch.Tensor, y: torch.Tensor) -> None:
     ],
 )
 def test_right_kernels(define: Ops, x: torch.Tensor, y: torch.Tensor, schema: str, kernel: Callable[..., Any]) -> None:
-    writes.check(Trial(define(f"f{schema}", kernel), (x.abs(), y)))
+    writes.check_writes(Trial(define(f"f{schema}", kernel), (x.abs(), y)))
 
 
 def test_a_write_that_an_option_turns_on(define: Ops, x: torch.Tensor, y: torch.Tensor) -> None:
@@ -145,7 +145,7 @@ def test_a_write_that_an_option_turns_on(define: Ops, x: torch.Tensor, y: torch.
         if training:
             x.copy_(y)
 
-    writes.check(Trial(define("f(Tensor(a!) x, Tensor y, bool training) -> ()", kernel), (x, y, False)))
+    writes.check_writes(Trial(define("f(Tensor(a!) x, Tensor y, bool training) -> ()", kernel), (x, y, False)))
 
 
 @pytest.mark.parametrize(
@@ -160,14 +160,14 @@ def test_a_write_that_an_option_turns_on(define: Ops, x: torch.Tensor, y: torch.
     ],
 )
 def test_operators_of_torch(op: Any, args: tuple[Any, ...]) -> None:
-    writes.check(Trial(op, args))
+    writes.check_writes(Trial(op, args))
 
 
 def test_nothing_to_try() -> None:
     with pytest.raises(NotExercised, match="works on storages"):
-        writes.check(Trial(aten.as_strided.default, (torch.randn(4), (2,), (1,))))
+        writes.check_writes(Trial(aten.as_strided.default, (torch.randn(4), (2,), (1,))))
     with pytest.raises(NotExercised, match="no input"):
-        writes.check(Trial(aten.clone.default, (torch.randn(0),)))
+        writes.check_writes(Trial(aten.clone.default, (torch.randn(0),)))
 
 
 def test_inputs_that_cannot_be_surrounded(registry: Registry, ns: str) -> None:
@@ -178,6 +178,6 @@ def test_inputs_that_cannot_be_surrounded(registry: Registry, ns: str) -> None:
         return x + y
 
     memory = torch.rand(4)
-    writes.check(Trial(add._opoverload, (memory[:3].clone(), memory[1:].clone())))
+    writes.check_writes(Trial(add._opoverload, (memory[:3].clone(), memory[1:].clone())))
     with pytest.raises(NotExercised, match="share memory or are expanded"):
-        writes.check(Trial(add._opoverload, (memory[:3], memory[1:])))
+        writes.check_writes(Trial(add._opoverload, (memory[:3], memory[1:])))

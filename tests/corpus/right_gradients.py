@@ -24,7 +24,7 @@ from customops import custom_op
     why="Backward clips the gradient on purpose.",
     witness={
         "checks/autograd_registration.py: check": "test_autograd_registration",
-        "checks/permutations.py: _changes_elsewhere": "test_permutations",
+        "checks/laws.py: _Unordered._changes_elsewhere": "test_permutations",
         "checks/gradients.py: _Comparison.run": "test_gradients",
         "checks/_derivatives.py: Differences.__init__": "test_gradients",
     },
@@ -180,7 +180,7 @@ def rooted(name: str) -> Any:
 @right_op(
     why="The loss has three reductions, and its gradient depends on the size of the batch.",
     witness={
-        "checks/batches.py: _check_sizes": "test_backward",
+        "checks/laws.py: _check_batches_of_sizes": "test_backward",
     },
     sample=lambda: (rnd(3, 4).requires_grad_(), rnd(3, 4, seed=1)),
 )

@@ -59,7 +59,7 @@ def cancelling_sum(name: str) -> Any:
 @right_op(
     why="Products of many numbers in another order differ in more than the last digits.",
     witness={
-        "checks/permutations.py: _agrees": "test_permutations",
+        "checks/laws.py: _agrees": "test_permutations",
     },
     sample=lambda: (rnd(3, 5).requires_grad_(),),
 )
@@ -84,7 +84,7 @@ def cumprod(name: str):
 @right_op(
     why="The result keeps the memory format of its input.",
     witness={
-        "checks/state.py: _check_shapes": "test_state",
+        "checks/repeat.py: _check_shapes": "test_state",
     },
     sample=lambda: (rnd(2, 3, 4, 4),),
 )
@@ -103,7 +103,7 @@ def keeps_layout(name: str):
 @right_op(
     why="NaN spreads over a row of the result.",
     witness={
-        "checks/permutations.py: _check_places_of_nan": "test_permutations",
+        "checks/laws.py: _Unordered._check_places_of_nan": "test_permutations",
     },
     sample=lambda: (rnd(3, 6), rnd(3, 6, seed=1), rnd(6, seed=2)),
 )
@@ -121,8 +121,8 @@ def fused_add_rms_norm(name: str):
 @right_op(
     why="Points outside of the image give zero, so that a symmetry of one sample does not hold for others.",
     witness={
-        "checks/symmetries.py: _check_values": "test_symmetries",
-        "checks/symmetries.py: _is_believed": "test_symmetries",
+        "checks/laws.py: _check_values": "test_symmetries",
+        "checks/laws.py: _is_law_of_all": "test_symmetries",
     },
     sample=lambda: (rnd(2, 5, 5), torch.rand(4, 2, generator=torch.Generator().manual_seed(0)) * 4),
 )
@@ -304,8 +304,8 @@ def fft_filter(name: str):
     why="The op rounds at random, and has the tag for that.",
     witness={
         "checks/_derivatives.py: formula_may_fail": "test_grad_modes",
-        "checks/determinism.py: check": "test_determinism",
-        "checks/determinism.py: _check_seed": "test_determinism",
+        "checks/repeat.py: check_determinism": "test_determinism",
+        "checks/repeat.py: _check_seed": "test_determinism",
         "checks/vmap.py: _check_randomness": "test_vmap",
     },
     sample=lambda: (torch.randn(64),),
@@ -378,7 +378,7 @@ def sample_tokens(name: str):
 @right_op(
     why="An optimizer step writes to its arguments, so that each call differs from the one before.",
     witness={
-        "checks/state.py: _check_numbers": "test_state",
+        "checks/repeat.py: _check_reused": "test_state",
     },
     sample=lambda: ([rnd(3), rnd(2, 2)], [rnd(3, seed=1), rnd(2, 2, seed=1)], [torch.zeros(3), torch.zeros(2, 2)], 0.1),
 )

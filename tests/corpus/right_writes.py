@@ -15,7 +15,7 @@ from customops import Tag, custom_op
     witness={
         "checks/_outcome.py: torch_refuses": "test_aot_backward",
         "checks/writes.py: _judge_aliases": "test_writes",
-        "checks/schema.py: _judge": "test_schema",
+        "checks/writes.py: _judge": "test_schema",
         "checking/_faults.py: fault_of_call": "inputs",
         "checking/_faults.py: _takes_contiguous": "inputs",
     },
@@ -44,7 +44,7 @@ def as_row(name: str):
         "checks/faketensor.py: _judge_wrong_call": "test_errors",
         "checks/gradients.py: _Relations.run": "test_gradients",
         "checks/gradients.py: _Comparison._look_for_nan": "test_gradients",
-        "checks/schema.py: _judge": "test_schema",
+        "checks/writes.py: _judge": "test_schema",
     },
     sample=lambda: (rnd(3, 4),),
 )

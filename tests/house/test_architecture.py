@@ -455,7 +455,7 @@ def test_replaced_names_are_caught(source: str) -> None:
         ("_schema.infer", "from customops._dispatch.operator import define"),
         ("_rules.fake", "from .._op import CustomOpDef"),
         ("_rules.fake", "if TYPE_CHECKING:\n    from customops._op.op import CustomOpDef"),
-        ("checks.schema", "from ..testing import samples"),
+        ("checks.writes", "from ..testing import samples"),
         ("_op", "def f():\n    from customops import _registry"),
     ],
 )
@@ -469,7 +469,7 @@ def test_upward_imports_are_caught(name: str, source: str) -> None:
         ("_op", "from customops._rules import kernel\nfrom customops import errors"),
         ("_op", "from ._rules.kernel import Kernel\nfrom . import _torch"),
         ("_rules.fake", "from .._dispatch.callbacks import bind"),
-        ("checks.schema", "from ._result import Result\nfrom customops.checks import table"),
+        ("checks.writes", "from ._result import Result\nfrom customops.checks import table"),
         ("backend.device", "from customops import custom_op\nfrom . import memory"),
         ("__main__", "from customops._cli.main import main"),
         ("__init__", "from customops.checks import opcheck\nfrom . import backend"),
@@ -491,6 +491,6 @@ def test_nesting_is_counted() -> None:
 def test_late_imports_are_caught() -> None:
     source = "def f():\n    import json"
     assert Module("_op", source).late_imports == ["line 2: json in f()"]
-    assert Module("checks.schema", source).late_imports
+    assert Module("checks.writes", source).late_imports
     assert not Module("checks", source, is_package=True).late_imports
     assert not Module("_torch.autograd", source).late_imports

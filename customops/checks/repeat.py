@@ -1,8 +1,7 @@
-"""test_state: a call neither depends on what happened before it, or around it, nor leaves anything behind.
+"""test_determinism, test_uninitialized_memory and test_state: equal calls have equal results, and leave nothing behind.
 
-Calls with equal inputs have to have equal results: again after others, with a tensor that was written in between, with
-another number, and with autograd on and off, in inference mode, and with another default dtype. What a first call
-returned, and what it was given, is the same after a second call. Settings and generators stay as they were.
+Each makes the same call several times: at once, in memory that holds something else, after other calls, and in other
+settings of the program.
 """
 
 from __future__ import annotations
@@ -14,18 +13,19 @@ import random
 import sys
 import types
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from customops import _torch
+from customops._dispatch.random_states import RandomStates
 from customops._places import innermost, is_users
 from customops._rules.inspection import Inspection
 from customops.checks import _memory
-from customops.checks._inputs import has_threads, tensors_in
-from customops.checks._outcome import NotExercised
+from customops.checks._inputs import has_threads, quiet, tensors_in
+from customops.checks._outcome import NotExercised, require
 from customops.checks._runs import (
     Results,
     attempt,
@@ -34,12 +34,261 @@ from customops.checks._runs import (
     copied,
     first_difference,
     nudge,
+    require_comparable,
     results_in,
     steady_results,
 )
 from customops.checks._trial import Trial
-from customops.checks._variants import other_numbers, other_values
+from customops.checks._variants import other_arguments, other_numbers, other_values, repeated
 from customops.errors import KernelError
+
+# ----------------------------------------------------------------------------------------------------------------------
+# test_determinism: results differ by randomness alone that torch governs and the schema tells of.
+#
+# The operator is called twice from the same seed, and once from another. Two calls from one seed that differ take their
+# randomness from elsewhere, or depend on something else that changes. A call that depends on the seed belongs to an
+# operator with the tag ``nondeterministic_seeded``: without it, compilers take two such calls for one. A call that was
+# given a generator takes its numbers from that one.
+#
+# Differences within the tolerance of the dtype are sums in another order. Memory that nobody wrote is left to
+# test_uninitialized_memory.
+
+_IGNORES_GENERATOR = (
+    "a call that is given a generator depends on torch's default generator",
+    "pass generator=generator on to each function of torch that draws numbers",
+)
+
+
+def check_determinism(trial: Trial) -> None:
+    require_comparable(trial)
+    trial = trial.detached()
+    first, second = attempt(trial), attempt(trial)
+    if first is None or second is None:
+        raise NotExercised("the operator does not take these inputs without gradients")
+    require(first, "the operator neither returns nor writes anything")
+    found = first_difference(second, first, rtol=trial.rtol)
+    if found:
+        with _filled():
+            first, second = attempt(trial), attempt(trial)
+        if first is not None and second is not None and not first_difference(second, first, rtol=trial.rtol):
+            raise NotExercised("the difference is in uninitialized memory: see test_uninitialized_memory")
+        raise trial.fault(
+            "two calls with equal inputs and the same torch seed have different results",
+            got=": ".join(found),
+            fix="take random numbers from torch (torch.rand, or a generator seeded by torch.randint), not from numpy "
+            "or random; and have nothing kept from earlier calls",
+        )
+    if trial.is_builtin:
+        return
+    other = attempt(trial, moved=True)
+    if other is not None and torch.Tag.nondeterministic_seeded in trial.op.tags:
+        _check_seed(trial, first, other)
+    elif other is not None:
+        if any(isinstance(value, torch.Generator) for value in trial.arguments.values()):
+            compare(trial, other, first, *_IGNORES_GENERATOR)
+        compare(
+            trial,
+            other,
+            first,
+            "results are random, and the operator has no tag that says so",
+            "define it with tags=(torch.Tag.nondeterministic_seeded,): without the tag compilers may merge two calls, "
+            "or compute one again in the backward",
+            expected="the tag nondeterministic_seeded, or the same result whatever the seed",
+        )
+    # Does a call that is given a generator depend on another?
+    names = [a.name for a in trial.schema.arguments if a.type.startswith("Generator")]
+    if not names or (trial.tensors and trial.tensors[0].device.type != "cpu"):
+        return
+    given = trial.with_arguments(**{name: torch.Generator().manual_seed(1) for name in names})
+    first, other = attempt(given), attempt(given, moved=True)
+    if first is not None and other is not None:
+        compare(trial, other, first, *_IGNORES_GENERATOR)
+        _check_advanced(given, names, first)
+
+
+def _check_seed(trial: Trial, first: Results, other: Results) -> None:
+    """Raise CheckError if an op that is tagged as random gives the same for two seeds, with other inputs as well."""
+    takes_generator = any(argument.type.startswith("Generator") for argument in trial.schema.arguments)
+    if takes_generator or first_difference(other, first, exact=True):
+        return
+    # Of weights of which one alone is not zero, there is one sample.
+    equal = trial.map_floats(torch.ones_like)
+    for each in (equal, *other_arguments(trial, "normal")):
+        one, two = attempt(each), attempt(each, moved=True)
+        if one is not None and two is not None and first_difference(one, two, exact=True):
+            return
+    if sum(tensor.numel() for tensor in tensors_in([*first.values()])) <= _FEW:
+        copy = trial.copy()
+        states = RandomStates([*copy.args, *copy.kwargs.values()])
+        with quiet(), torch.no_grad(), states.again():
+            copy.op(*copy.args, **copy.kwargs)
+            if states.have_changed():
+                return  # numbers were drawn: of few elements, two samples may be the same
+    raise trial.fault(
+        "the operator is tagged as random, and results do not depend on torch's seed",
+        "the same results after torch.manual_seed(0) and after torch.manual_seed(12345)",
+        "draw from torch's generator: torch.rand, or a seed by torch.randint for another library; or leave out the tag",
+    )
+
+
+_FEW = 8  #: elements of results, which may be the same by chance
+
+
+def _check_advanced(given: Trial, names: list[str], first: Results) -> None:
+    """Raise CheckError if numbers were drawn from a generator, and its state after the call is the one before."""
+    generators = {name: torch.Generator().manual_seed(2) for name in names}
+    reseeded = given.with_arguments(**generators)
+    results = attempt(reseeded)
+    if results is None or not first_difference(results, first):
+        return  # nothing was drawn
+    before = [generator.get_state() for generator in generators.values()]
+    copy = reseeded.copy()
+    with quiet():
+        copy.op(*copy.args, **copy.kwargs)
+    after = [generator.get_state() for generator in generators.values()]
+    if all(torch.equal(one, other) for one, other in zip(before, after, strict=True)):
+        raise given.fault(
+            "a call leaves the generator that it is given as it was: the next call draws the same numbers",
+            "the state of the generator after the call is the one before it",
+            "pass the generator itself on to torch's functions, and no copy of it, nor one with its seed",
+            argument=names[0],
+        )
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# test_uninitialized_memory: no result is what happened to be in memory.
+#
+# The operator runs with all new memory filled with NaN (integers: with the largest number), and again with memory as it
+# comes, or filled with another number. All else is the same, so a result that differs was never written, or was
+# computed from what was not. An output no element of which is written is taken for a work space, unless that is so for
+# empty inputs alone.
+
+
+def check_memory(trial: Trial) -> None:
+    require_comparable(trial)
+    trial = trial.detached()
+    with _deterministic(fill=False), _marked():
+        ordinary = attempt(trial)
+    with _filled():
+        filled, again = attempt(trial), attempt(trial)
+    if ordinary is None or filled is None or again is None:
+        raise NotExercised("the operator does not take these inputs with deterministic algorithms")
+    require(not first_difference(again, filled), "equal calls have different results: there is nothing to compare with")
+    if any(all(_is_fill(tensor) for tensor in _tensors(value)) for value in filled.values()):
+        work_space = _unwritten(trial) or set()
+        if work_space and any(tensor.numel() == 0 for tensor in trial.tensors):
+            with_elements = _unwritten(
+                trial.map_tensors(lambda _, x: x if x.numel() else x.new_ones([size or 2 for size in x.shape]))
+            )
+            if with_elements is not None:
+                work_space &= with_elements
+        ordinary = {name: value for name, value in ordinary.items() if name not in work_space}
+    found = first_difference(filled, ordinary, rtol=trial.rtol)
+    if found:
+        raise trial.fault(
+            "a result depends on memory that was never written",
+            got=f"{found[0]}, where new memory is filled, with two values: {found[1]}",
+            fix="write every element of what torch.empty, empty_like, new_empty or numpy.empty returned, also at the "
+            "ends and for small sizes; or use zeros",
+        )
+
+
+def _unwritten(trial: Trial) -> set[str] | None:
+    """Return the outputs that keep what new memory is filled with; None if the operator does not take the inputs."""
+    with _marked():
+        marks = attempt(trial)
+    if marks is None:
+        return None
+    # A sum with what was there would differ from it.
+    return {name for name, value in marks.items() if all(bool((x == _mark_of(x)).all()) for x in _tensors(value))}
+
+
+def _marked() -> Any:
+    """Fill new memory that Python code asks for with marks: as it comes, it may still hold an earlier fill."""
+    return _filling(_ALLOCATING, lambda tensor: tensor.detach().fill_(_mark_of(tensor)))
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    return list(filter(_memory.is_dense, tensors_in(value)))
+
+
+def _is_fill(tensor: torch.Tensor) -> bool:
+    if tensor.is_floating_point() or tensor.is_complex():
+        return bool(tensor.isnan().all())
+    return tensor.dtype is torch.bool or bool((tensor == torch.iinfo(tensor.dtype).max).all())
+
+
+@contextlib.contextmanager
+def _deterministic(*, fill: bool) -> Iterator[None]:
+    """Use deterministic algorithms where torch has them; with `fill`, fill new memory with NaN, or large numbers."""
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    settings: Any = torch.utils.deterministic
+    filling = settings.fill_uninitialized_memory
+    _torch.dispatcher.set_deterministic(True, True)
+    settings.fill_uninitialized_memory = fill
+    try:
+        yield
+    finally:
+        settings.fill_uninitialized_memory = filling
+        _torch.dispatcher.set_deterministic(*before)
+
+
+@contextlib.contextmanager
+def _filled() -> Iterator[None]:
+    """Fill new memory of torch, and of numpy where it is loaded, with NaN or with large numbers."""
+    numpy: Any = sys.modules.get("numpy")
+
+    def fill(array: Any) -> None:
+        if array.dtype.kind in "fc":
+            array.fill(float("nan"))
+        elif array.dtype.kind in "iu":
+            array.fill(numpy.iinfo(array.dtype).max)
+
+    names = [(numpy, name) for name in ("empty", "empty_like")] if numpy is not None else []
+    with _deterministic(fill=True), _filling(names, fill):
+        yield
+
+
+#: What Python code calls for new memory.
+_ALLOCATING = (
+    *((torch, name) for name in ("empty", "empty_like", "empty_strided")),
+    *((torch.Tensor, name) for name in ("new_empty", "new_empty_strided")),
+)
+
+
+@contextlib.contextmanager
+def _filling(names: Sequence[tuple[Any, str]], fill: Callable[[Any], Any]) -> Iterator[None]:
+    """Fill what the functions of these names of modules and classes return."""
+    before = [(owner, name, getattr(owner, name)) for owner, name in names]
+    try:
+        for owner, name, make in before:
+            setattr(owner, name, _and_fill(make, fill))
+        yield
+    finally:
+        for owner, name, make in before:
+            setattr(owner, name, make)
+
+
+def _and_fill(make: Callable[..., Any], fill: Callable[[Any], Any]) -> Callable[..., Any]:
+    def empty(*args: Any, **kwargs: Any) -> Any:
+        made = make(*args, **kwargs)
+        fill(made)
+        return made
+
+    return empty
+
+
+def _mark_of(tensor: torch.Tensor) -> float:
+    """Return the number with which `_unwritten` fills new memory of this dtype."""
+    return 77.25 if tensor.is_floating_point() or tensor.is_complex() else 77
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# test_state: a call neither depends on what happened before it, or around it, nor leaves anything behind.
+#
+# Calls with equal inputs have to have equal results: again after others, with a tensor that was written in between,
+# with another number, and with autograd on and off, in inference mode, and with another default dtype. What a first
+# call returned, and what it was given, is the same after a second call. Settings and generators stay as they were.
 
 _COPIES = 3
 _SPARES = 2048
@@ -52,7 +301,7 @@ _KEPT = (
 )
 
 
-def check(trial: Trial) -> None:
+def check_state(trial: Trial) -> None:
     trial.require_data()
     trial = trial.detached()
     _check_operations(trial)
@@ -63,19 +312,18 @@ def check(trial: Trial) -> None:
         _check_caches(trial, other)
         _check_kept(trial, other)
         _check_released(trial)
-        _check_rewritten(trial, other)
         _check_shapes(trial, other)
+    _check_reused(trial, other)
     again = attempt(trial)
     how = "called again, after calls with other values: "
     if again is None:
         raise trial.fault(_EARLIER, f"{how}the call: it fails", _KEPT)
     compare(trial, again, expected, _EARLIER, _KEPT, how=how)
-    _check_numbers(trial)
     _check_states(trial, expected)
 
 
 def _check_operations(trial: Trial) -> None:
-    """Of an op with ``kernel_calls_torch=False``, the first call of a kernel was looked at; look at this one, too."""
+    """Look at this call of an op with ``kernel_calls_torch=False``, as at the first call of each kernel."""
     definition = getattr(trial.custom_op, "_definition", None)
     if definition is None or definition.spec.kernel_calls_torch:
         return
@@ -100,7 +348,7 @@ def _check_settings(trial: Trial) -> None:
     changed = None
     accepted = False
     for other in (False, True):
-        with _kept_settings() as before:
+        with kept_settings() as before:
             # What an earlier call left changed does not change once more: so from the usual settings, and from others.
             torch.set_default_dtype(torch.float64 if other else torch.float32)
             _torch.dispatcher.set_deterministic(other, other)
@@ -126,7 +374,7 @@ def _check_settings(trial: Trial) -> None:
 
 
 def _check_caches(trial: Trial, other: Trial) -> None:
-    """Where a container grew in a call of a size that was never seen, results are the same when it is empty."""
+    """Empty the containers that grew in a call of a new size, and compare the results."""
     caches = _caches_of(trial.kernels)
     if not caches or trial.mutated:
         return
@@ -152,7 +400,7 @@ def _check_caches(trial: Trial, other: Trial) -> None:
 
 
 def _check_kept(trial: Trial, other: Trial) -> None:
-    """A second call changes neither what the first returned nor what it was given; what a user does neither."""
+    """Raise CheckError if a second call changes what the first returned or was given, or returns the same memory."""
     first, second = trial.copy(), other.copy()
     try:
         outputs = call(first)
@@ -184,11 +432,11 @@ def _check_kept(trial: Trial, other: Trial) -> None:
 
 
 def _check_released(trial: Trial) -> None:
-    """Tensors of earlier calls are freed; a cache may hold those of the last few hundred calls."""
+    """Raise CheckError if tensors of calls stay alive. A cache may hold those of the last few hundred calls."""
     calls = [_tensors_of_a_call(trial) for _ in range(_COPIES)]
 
     def are_alive() -> bool:
-        """Is a tensor of each call alive, another one each time?"""
+        """Return whether a tensor of each call is alive, another one each time."""
         alive = [{id(tensor()) for tensor in tensors if tensor() is not None} for tensors in calls]
         return all(found.difference(*alive[:i], *alive[i + 1 :]) for i, found in enumerate(alive))
 
@@ -215,29 +463,33 @@ def _tensors_of_a_call(trial: Trial) -> list[weakref.ref[torch.Tensor]]:
     return [weakref.ref(tensor) for tensor in tensors_in((copy.args, copy.kwargs, outputs)) if id(tensor) not in given]
 
 
-def _check_rewritten(trial: Trial, other: Trial) -> None:
-    """A tensor that is written between two calls is another input, though it is the same object."""
+def _check_reused(trial: Trial, other: Trial | None) -> None:
+    """Call again with the same tensors: after they were written, and with another number."""
     if trial.mutated:
         return
-    fresh, *reused = _unknown_copies(other, *[trial] * _COPIES)
-    try:
-        expected = results_in(fresh, call(fresh))
-        for copy in reused:
-            call(copy)
-            with torch.no_grad():
-                for tensor, values in zip(copy.tensors, other.tensors, strict=True):
-                    tensor.copy_(values)
-            found = first_difference(results_in(copy, call(copy)), expected, rtol=copy.rtol)
-            if found:
-                break
-    except Exception:  # a derived input need not be accepted, and tensors whose elements overlap cannot be written
-        return
-    if found:
-        raise trial.fault(_EARLIER, f"called again with a tensor that was written in between: {found}", _KEPT)
+    changes = [] if other is None else [("called again with a tensor that was written in between: ", other)]
+    changes += [("called with the same tensors and another number: ", each) for each in other_numbers(trial)]
+    for how, changed in changes:
+        fresh, *copies = _unknown_copies(changed, *[trial] * (_COPIES if changed is other else 1))
+        found = []
+        try:
+            expected = results_in(fresh, call(fresh))
+            for copy in copies:
+                call(copy)
+                with torch.no_grad():
+                    for tensor, old, new in zip(copy.tensors, trial.tensors, changed.tensors, strict=True):
+                        if new is not old:
+                            tensor.copy_(new)
+                again = changed.replaced(dict(zip(map(id, changed.tensors), copy.tensors, strict=True)))
+                found.append(results_in(again, call(again)))
+        except Exception:  # a derived input need not be accepted, and tensors whose elements overlap cannot be written
+            continue
+        for actual in found:
+            compare(trial, actual, expected, _EARLIER, _KEPT, how=how)
 
 
 def _unknown_copies(*trials: Trial) -> list[Trial]:
-    """Copies that no cache of earlier calls knows, by id or by address.
+    """Make copies that no cache of earlier calls knows, by id or by address.
 
     New tensors get the ids of freed ones. Spare tensors take such ids first.
     """
@@ -248,7 +500,7 @@ def _unknown_copies(*trials: Trial) -> list[Trial]:
 
 
 def _check_shapes(trial: Trial, other: Trial) -> None:
-    """For a size that was never seen: what a call gives in float64 it gives in float32, called with others before."""
+    """Compare float32 with float64 for a new size, after a call of that size with other values."""
     if not trial.tensors or not all(t.dtype is torch.float32 or not t.is_floating_point() for t in trial.tensors):
         return
     enlarged, other_enlarged = _enlarged(trial), _enlarged(other)
@@ -270,43 +522,19 @@ def _check_shapes(trial: Trial, other: Trial) -> None:
 
 
 def _enlarged(trial: Trial) -> Trial:
-    """Every dimension of more than one element twice and a bit as large, by repetition."""
-
-    def larger(_name: str, tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.layout is not torch.strided or tensor.is_quantized or tensor.numel() > 10_000:
-            return tensor
-        for dim, size in enumerate(tensor.shape):
-            if size > 1:
-                tensor = tensor.index_select(dim, (torch.arange(2 * size + 1) % size).to(tensor.device))
-        return tensor
-
-    return trial.map_tensors(larger)
+    """Make every dimension of more than one element twice and a bit as large, by repetition."""
+    return trial.map_tensors(
+        lambda _, x: x if x.numel() > 10_000 else repeated(x, {size: 2 * size + 1 for size in x.shape if size > 1})
+    )
 
 
 def _attempt_in_float64(trial: Trial) -> Results | None:
-    """The floating-point results of a call, as float64."""
+    """Return the floating-point results of a call, as float64."""
     results = attempt(trial)
     if results is None:
         return None
     floating = {n: v for n, v in results.items() if isinstance(v, torch.Tensor) and v.is_floating_point()}
     return {name: value.double() for name, value in floating.items()}
-
-
-def _check_numbers(trial: Trial) -> None:
-    """The same tensors with another number are another input."""
-    if trial.mutated:
-        return
-    for other in other_numbers(trial):
-        if attempt(other) is None:
-            continue
-        first, fresh = _unknown_copies(trial, other)
-        second = other.replaced(dict(zip(map(id, trial.tensors), first.tensors, strict=True)))
-        try:
-            call(first)
-            actual, expected = results_in(second, call(second)), results_in(fresh, call(fresh))
-        except Exception as error:
-            raise NotExercised("a call with another number fails the second time") from error
-        compare(trial, actual, expected, _EARLIER, _KEPT, how="called with the same tensors and another number: ")
 
 
 def _check_states(trial: Trial, expected: Results) -> None:
@@ -319,7 +547,7 @@ def _check_states(trial: Trial, expected: Results) -> None:
     if any(tensor.is_floating_point() or tensor.is_complex() for tensor in trial.tensors):
         states[_DEFAULT_DTYPE] = contextlib.nullcontext()
     for name, state in states.items():
-        with _kept_settings(), state:
+        with kept_settings(), state:
             if name == _DEFAULT_DTYPE:
                 torch.set_default_dtype(torch.float64)
             actual = attempt(trial)
@@ -339,7 +567,6 @@ def _check_states(trial: Trial, expected: Results) -> None:
         )
 
 
-# ----------------------------------------------------------------------------------------------------------------------
 # Settings of the program that a call has to leave as they are, and the generators of random numbers
 
 
@@ -385,7 +612,7 @@ class Settings:
         return cls({name: get() for name, get, _ in _SETTINGS})
 
     def change(self) -> tuple[str, str] | None:
-        """What has changed, and from what to what."""
+        """Return what has changed, and from what to what."""
         for name, value in Settings.now().values.items():
             before = self.values[name]
             if before is not None and value != before:
@@ -401,7 +628,7 @@ class Settings:
 
 
 @contextlib.contextmanager
-def _kept_settings() -> Iterator[Settings]:
+def kept_settings() -> Iterator[Settings]:
     before = Settings.now()
     try:
         yield before
@@ -410,7 +637,7 @@ def _kept_settings() -> Iterator[Settings]:
 
 
 def _reseeds(trial: Trial) -> str | None:
-    """The library whose generator has the same state after the call whatever it was before; None if there is none."""
+    """Return the library whose generator has the same state after the call whatever it was before, or None."""
     numpy: Any = sys.modules.get("numpy")
     libraries: dict[str, tuple[Callable[[], Any], Callable[[Any], Any], Callable[[int], Any]]] = {
         "torch": (torch.get_rng_state, torch.set_rng_state, torch.default_generator.manual_seed),
@@ -429,7 +656,7 @@ def _reseeds(trial: Trial) -> str | None:
 
 
 def _state_after(trial: Trial, seed: Callable[[int], Any], number: int, get: Callable[[], Any]) -> bytes:
-    """The state of a generator after a call, seeded with this number before it."""
+    """Return the state of a generator after a call, seeded with this number before it."""
 
     def seeded_call(*args: Any, **kwargs: Any) -> bytes:
         seed(number)
@@ -442,12 +669,11 @@ def _state_after(trial: Trial, seed: Callable[[int], Any], number: int, get: Cal
     return state
 
 
-# ----------------------------------------------------------------------------------------------------------------------
 # What functions keep between calls
 
 
 def _caches_of(functions: list[Callable[..., Any]]) -> list[Any]:
-    """The dicts, lists, sets and memoized functions that functions can reach."""
+    """Find the dicts, lists, sets and memoized functions that functions can reach."""
     found: list[Any] = []
     seen: set[int] = set()
     waiting: list[Any] = functions[::-1]
