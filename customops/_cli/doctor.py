@@ -47,13 +47,14 @@ def _doctor(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int
     say(f"customops {customops.__version__}, torch {torch.__version__}, Python {platform.python_version()}")
     if release is None or release > NEWEST:
         say(wrapped(f"This torch is newer than those that customops was tested on, {tested}.", width))
-    rows, later, gone, total = [], [], [], 0
+    rows, later, gone, found = [], [], [], set()
     for subsystem, group in itertools.groupby(probes(), lambda probe: probe.subsystem):
         there, states, needs = 0, [], []
         for probe in group:
             needs.append(probe.without)
             names = missing(probe)
             there += len(probe.names) - len(names)
+            found.update(name for name in probe.names if name not in names)
             if names and probe.since is not None and release is not None and release < probe.since:
                 states.append(f"not yet there: {', '.join(names)}")
                 later.append(f"from torch {spelled(probe.since)} on; until then: {probe.without}")
@@ -61,7 +62,6 @@ def _doctor(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int
                 states.append(f"missing: {', '.join(names)}")
                 gone.append(f"missing: {probe.without}")
         rows.append((subsystem, "; ".join(states) or f"all {there} there", "; ".join(needs)))
-        total += there
     say(table(rows, ("part of torch", "state", "needed, or else"), width))
     say(
         wrapped(
@@ -71,7 +71,8 @@ def _doctor(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int
     changes = [(patch.place.replace(":", "."), STAGES[patch.stage], without(patch)) for patch in PATCHES]
     say(table(changes, ("place", "changed when", "without the change"), width))
     advice = f"Use a torch that customops is tested on, {tested}, or report this output."
-    for line in (*later, *gone, advice if gone else f"All of {total} names are there."):
+    fine = f"All of {len(found)} names are there. Some have several uses."
+    for line in (*later, *gone, advice if gone else fine):
         say(wrapped(line, width))
     return FAULTY if gone else FINE
 

@@ -17,6 +17,7 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 
 from customops._places import is_users
+from customops._torch import hooks
 from customops._torch.inductor import keep_calls_apart
 
 _C: Any = torch._C
@@ -111,6 +112,7 @@ def traced(overload: OpOverload, qualname: str) -> bool:
     """To be called where the fake of an op runs. If a compiler runs it, its guards learn of the op's generation."""
     if torch._guards.TracingContext.try_get() is None:
         return False
+    hooks.op_traced(qualname, True)
     if torch.Tag.nondeterministic_seeded in overload.tags:
         keep_calls_apart(overload)
     guards = importlib.import_module("torch._dynamo.guards")

@@ -172,7 +172,8 @@ def test_ops_that_are_traced_change_eight_places_at_most(backend: str, tmp_path:
 
 #: A program of torch alone, and what it sees: graphs, cache keys, numbers and errors.
 PLAIN = """
-import functorch.compile
+import functorch.compile, torch.distributed.tensor
+from torch.testing._internal.distributed import fake_pg
 import torch._dynamo, torch._inductor.codecache as codecache, torch._inductor.compile_fx
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.flop_counter import FlopCounterMode
@@ -230,10 +231,18 @@ seen["export"] = str(exported.run_decompositions().graph)
 with torch.profiler.profile() as profile:
     triple(x)
 seen["profile"] = sorted({event.name for event in profile.events()})
-try:
-    triple(x.tolist())
-except Exception as error:
-    seen["error"] = str(error)
+torch.library._register_effectful_op("plain::triple", torch._library.effects.EffectType.ORDERED)
+torch._dynamo.reset()
+seen["effects"] = float(torch.compile(program, backend=backend)(x, x))
+torch.distributed.init_process_group("fake", store=fake_pg.FakeStore(), rank=0, world_size=2)
+mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (2,))
+parts = torch.distributed.tensor.distribute_tensor(x, mesh, [torch.distributed.tensor.Shard(0)])
+seen["dtensor"] = str((parts.sum(), (parts * 2).to_local()))
+for call in (lambda: triple(x.tolist()), lambda: triple(parts), lambda: torch.ops.plain.nothing(x)):
+    try:
+        call()
+    except Exception as error:
+        seen.setdefault("errors", []).append([type(error).__name__, str(error)])
 print(json.dumps(seen))
 """
 
