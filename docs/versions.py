@@ -33,8 +33,8 @@ def cells(line: str) -> list[str]:
 
 
 def read(text: str) -> dict[str, dict[tuple[str, str], str]]:
-    """The columns of the table in a page, by version."""
-    lines = [cells(line) for line in text.splitlines() if line.startswith("|")]
+    """The columns of the first table in a page, by version."""
+    lines = [cells(line) for line in re.findall(r"(?m)(?:^\|.*\n)+", f"{text}\n|\n")[0].splitlines()]
     versions = lines[0][len(_HEAD) :] if lines else []
     rows = {(line[0], line[1]): line[2:] for line in lines[2:]}
     return {version: {row: found[i] for row, found in rows.items()} for i, version in enumerate(versions)}

@@ -13,6 +13,8 @@ import pytest
 import torch
 
 from customops import _versions
+from customops._cli.doctor import without
+from customops._torch.patches import PATCHES, STAGES
 
 ROOT = Path(__file__).parents[3]
 
@@ -33,6 +35,12 @@ def test_the_page_has_the_column_of_this_torch(script: Any) -> None:
     if script.HERE not in columns:
         pytest.skip(f"the page has no column for torch {script.HERE}")
     assert columns[script.HERE] == script.column(), f"make versions-table TORCH={torch.__version__}"
+
+
+def test_the_page_lists_the_places_of_torch_that_are_changed(script: Any) -> None:
+    text = script.PAGE.read_text(encoding="utf-8")
+    rows = [(f"`{patch.place.replace(':', '.')}`", STAGES[patch.stage], without(patch)) for patch in PATCHES]
+    assert "\n".join(f"| {' | '.join(row)} |" for row in rows) in text
 
 
 def test_the_page_has_all_supported_versions(script: Any) -> None:
