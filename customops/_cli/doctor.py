@@ -47,7 +47,7 @@ def _doctor(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int
     say(f"customops {customops.__version__}, torch {torch.__version__}, Python {platform.python_version()}")
     if release is None or release > NEWEST:
         say(wrapped(f"This torch is newer than those that customops was tested on, {tested}.", width))
-    rows, later, gone, found = [], [], [], set()
+    rows, later, gone, found = [], [], [], set[str]()
     for subsystem, group in itertools.groupby(probes(), lambda probe: probe.subsystem):
         there, states, needs = 0, [], []
         for probe in group:
