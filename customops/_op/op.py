@@ -405,7 +405,7 @@ class CustomOpDef(Register[P, R]):
         self._entry = observed_call(self, guarded)
 
     def _look_for_observers(self) -> None:
-        """Skip the conversion of arguments unless profilers or unchecked results need it: see `dispatch_objects`."""
+        """Skip the conversion of arguments unless observers or unchecked results need it: see `dispatch_objects`."""
         if self._takes_objects and self._definition.removed is None:
             enabled = not observers and self._definition.options.check == "always"
             _torch.library.dispatch_objects(self._opoverload, enabled)
