@@ -188,9 +188,12 @@ class OperatorHandle:
         self.choose_in_trace: Callable[[tuple[Any, ...], dict[str, Any]], str | None] = lambda args, kwargs: None
         #: Undone with the removal, beside what libraries hold.
         self.on_removal: list[Undo] = []
-        self.fast_path = _fast_paths.setdefault(spec.qualname, FastPath())
-        if library is not None:
-            self.fast_path.clear()  # it may be that of an op that had the name
+        known = _fast_paths.get(spec.qualname)
+        self.fast_path = known or _fast_paths.setdefault(spec.qualname, FastPath())
+        if known is not None and library is not None:
+            known.clear()  # it may be that of an op that had the name
+        #: Whether the definition made the namespace in ``torch.ops``.
+        self.made_namespace = False
         #: The handle of the op after it was removed and restored.
         self.successor: OperatorHandle | None = None
         self._added: list[Library] = []
@@ -216,13 +219,16 @@ class OperatorHandle:
         Raises:
             DefinitionError: torch refuses the schema or the tags. Nothing has changed then.
         """
-        library, overload = _define(spec.name, spec.text or spec.schema.text, spec.tags)
+        is_first = not _torch.library.exists(spec.name.namespace)
+        library, overload = _define(spec.name, spec.text or spec.schema.text, spec.tags, is_first)
         try:
             variant = cls.define(spec.mutation_only) if spec.mutation_only is not None else None
         except BaseException:
             _torch.library.destroy_library(library)
             raise
-        return cls(spec, overload, library, variant)
+        handle = cls(spec, overload, library, variant)
+        handle.made_namespace = is_first
+        return handle
 
     def restored(self) -> OperatorHandle:
         """Define the op again, after its removal."""
@@ -233,7 +239,7 @@ class OperatorHandle:
     def define_from_text(cls, name: Name, text: str, tags: tuple[torch.Tag, ...], source: str) -> OperatorHandle:
         """Define an op by a schema that torch reads."""
         options = Options(check_policy(None, name.qualname))
-        library, overload = _define(name, text, tags)
+        library, overload = _define(name, text, tags, not _torch.library.exists(name.namespace))
         spec = OpSpec(name, from_dispatcher(overload._schema), tags, text, options=options, source=source)
         return cls(spec, overload, library)
 
@@ -474,16 +480,18 @@ class OperatorHandle:
 _is_raw = operators.attrgetter("raw")
 
 
-def _define(name: Name, text: str, tags: tuple[torch.Tag, ...]) -> tuple[Library, OpOverload]:
-    """Define an op in a library of its own, and leave nothing behind if torch refuses."""
-    known = _torch.library.exists(name.namespace)
+def _define(name: Name, text: str, tags: tuple[torch.Tag, ...], is_first: bool) -> tuple[Library, OpOverload]:
+    """Define an op in a library of its own, and leave nothing behind if torch refuses.
+
+    `is_first`: nothing is known of the namespace before.
+    """
     library = Library(name.namespace, "FRAGMENT")
     try:
         define_in(library, name, text, tags)
         return library, _torch.library.overload_of(name.packet, name.overload)
     except Exception:
         _torch.library.destroy_library(library)
-        if not known:
+        if is_first:
             _torch.library.forget(name.namespace)
         raise
 

@@ -368,7 +368,7 @@ class CustomOpDef(Register[P, R]):
         self._definition, self._opoverload = operator, operator.overload
         if self._called_as != operator.options:  # else it comes back, and has its call
             self._choose_call()
-        may_take = operator.has_own_rules and _torch.library.CAN_DISPATCH_OBJECTS
+        may_take = operator.has_own_rules and _torch.library.dispatch_objects is not None
         self._takes_objects = may_take and operator.schema.is_of_tensors
         self._look_for_observers()
         self._rules.bind(operator, self._compute_entry)
@@ -406,9 +406,10 @@ class CustomOpDef(Register[P, R]):
 
     def _look_for_observers(self) -> None:
         """Skip the conversion of arguments unless observers or unchecked results need it: see `dispatch_objects`."""
-        if self._takes_objects and self._definition.removed is None:
+        dispatch_objects = _torch.library.dispatch_objects
+        if self._takes_objects and dispatch_objects is not None and self._definition.removed is None:
             enabled = not observers and self._definition.options.check == "always"
-            _torch.library.dispatch_objects(self._opoverload, enabled)
+            dispatch_objects(self._opoverload, enabled)
             order = [argument.name for argument in self._definition.schema.positional]
             self._by_position = _torch.library.by_position(order) if enabled else None
         self._compute_entry()
@@ -451,13 +452,12 @@ class Ops:
     def _define_op(self, spec: OpSpec, rules: Rules | None = None) -> AnyOp:
         """Define an op, with `rules` that are empty. If that fails, the dispatcher does not change."""
         check_spec(spec)
-        known = _torch.library.exists(spec.name.namespace)
         operator = OperatorHandle.define(spec)
         try:
             return CustomOpDef(self, spec.name, spec.fn)._become(operator, rules)
         except BaseException:
             remove(operator, UnregisteredError("the definition of the op failed", op=spec.qualname))
-            if not known:
+            if operator.made_namespace:
                 _torch.library.forget(spec.name.namespace)
             raise
 

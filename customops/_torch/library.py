@@ -127,17 +127,11 @@ def overload_of(qualname: str, overload: str = "") -> OpOverload:
 name_of_overload: Callable[[OpOverload], str] = operator.attrgetter("_name")
 #: The C++ function behind an OpOverload.
 entry_of: Callable[[OpOverload], Callable[..., Any]] = operator.attrgetter("_op")
-#: Does this torch have what `dispatch_objects` asks for?
-CAN_DISPATCH_OBJECTS = hasattr(OpOverload, "_enable_pyobj_dispatch")
-
-
-def dispatch_objects(overload: Any, enabled: bool) -> None:
-    """Let the dispatcher pass tensors to Python kernels without converting them to C++ and back: torch 2.14 can.
-
-    It does so for tensors by position. Where another argument is not one, it finds that out, which costs more than is
-    saved. It accepts a tensor for a list of tensors, and any result of a kernel. Profilers do not see such calls.
-    """
-    overload._enable_pyobj_dispatch(enabled)
+#: ``dispatch_objects(overload, enabled)``: let the dispatcher pass tensors to Python kernels without a conversion to
+#: C++ and back, if they are passed by position. None before torch 2.14. If another argument is not a tensor, the
+#: dispatcher finds that out, which costs more than is saved. It accepts a tensor for a list of tensors, and any
+#: result of a kernel. Profilers do not see such calls.
+dispatch_objects: Callable[[Any, bool], None] | None = getattr(OpOverload, "_enable_pyobj_dispatch", None)
 
 
 def by_position(order: Sequence[str]) -> Callable[[tuple[Any, ...], dict[str, Any]], Any]:
