@@ -138,7 +138,7 @@ def test_ops_that_are_not_traced_change_two_places(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("backend", [pytest.param("aot_eager", marks=pytest.mark.full), "inductor"])
 def test_ops_that_are_traced_change_eight_places_at_most(backend: str, tmp_path: Path) -> None:
     program = (
         """
@@ -253,7 +253,7 @@ def test_programs_without_our_ops_do_not_notice(tmp_path: Path) -> None:
     assert alone == guest
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.full)])
 def test_torch_can_be_left_as_it_is(backend: str, tmp_path: Path) -> None:
     program = (
         """
