@@ -454,8 +454,9 @@ def _register(options: BackendOptions) -> Backend:
     """Do everything that can be undone, and then what cannot: hooks, and the name."""
     name = options.name
     streams = Streams(name, options.stream)
-    own_memory = Memory(name, options.device_count, streams.here, options.allocate)
-    if options.memory is not None:
+    if options.memory is None:
+        own_memory = Memory(name, options.device_count, streams.here, options.allocate)
+    else:
         own_memory = HandleMemory(options.device_count, options.memory, streams)
     module = DeviceModule(own_memory, options.amp_dtypes, streams)
     user_kernels = UserKernels(Fallback(own_memory, module, options.fallback), options.check)
@@ -470,7 +471,8 @@ def _register(options: BackendOptions) -> Backend:
         _compat.install_hooks()
         rename_privateuse1_backend(name)
         _compat.register_device_module(name, module)
-        _compat.generate_methods(*(method in options.methods for method in METHODS), None)
+        for_each: dict[str, Any] = {f"for_{method}": method in options.methods for method in METHODS}
+        generate_methods_for_privateuse1_backend(**for_each)
         if torch.distributed.is_available():
             process_group = importlib.import_module("customops.backend.process_group")
             process_group.install(module, options.collectives, undo)

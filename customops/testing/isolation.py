@@ -173,7 +173,10 @@ def child(directory: str) -> None:
     if setup is not None:
         if fork:
             _set_alarm(timeout + STARTING)
-        if not _call_and_save(lambda: (setup(), None)[1], place / "setup"):
+        try:
+            setup()
+        except BaseException as error:
+            _save(place / "setup", None, error)
             return
     _set_alarm(limit + STARTING)
     if fork:
@@ -227,15 +230,18 @@ def fork_and_wait(function: Callable[[], Any], place: Path, timeout: float) -> N
     place.with_suffix(".code").write_text(str(LATE if running else os.waitstatus_to_exitcode(status)))
 
 
-def _call_and_save(function: Callable[[], Any], path: Path) -> bool:
-    """Write the outcome of a call, or a text about one that cannot be pickled. Return whether the function returned."""
-    value: Any = None
-    error: BaseException | None = None
-    text = ""
+def _call_and_save(function: Callable[[], Any], path: Path) -> None:
     try:
-        value = function()
-    except BaseException as raised:
-        error, text = raised, "".join(traceback.format_exception(raised))
+        value, failed = function(), None
+    except BaseException as error:
+        value, failed = None, error
+    _save(path, value, failed)
+
+
+def _save(path: Path, value: Any, error: BaseException | None) -> None:
+    """Write the outcome; one that cannot be pickled is told as text."""
+    text = "" if error is None else "".join(traceback.format_exception(error))
+    if error is not None:
         error.add_note(f"in the child process:\n{text}")
     try:
         data = pickle.dumps((value, error))
@@ -247,7 +253,6 @@ def _call_and_save(function: Callable[[], Any], path: Path) -> bool:
     temporary = path.with_suffix(".partial")
     temporary.write_bytes(data)
     temporary.rename(path)
-    return error is None
 
 
 def run_isolated(
@@ -370,7 +375,7 @@ def _run(
                 process.wait()
         stdout, stderr = _read(place / "all.out"), _read(place / "all.err")
         if (place / "setup").exists():
-            _outcome(place / "setup", limit, 0, stdout, stderr).get()  # raises what it raised
+            _outcome(place / "setup", limit, 0, stdout, stderr).get()  # which raises
         if not fork:
             return [_outcome(place / str(i), limit, code, stdout, stderr) for i in range(len(tasks))]
         if not (place / "ready").exists():
