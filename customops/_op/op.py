@@ -31,8 +31,6 @@ from customops._op.register import Register
 from customops._op.samples import Sample, samples_of
 from customops._places import cut, entry, location_of, name_of
 from customops._rules import Rules
-from customops._rules.flops import COUNTER, count
-from customops._schema.defaults import completer
 from customops._schema.model import Schema
 from customops._schema.parse import has_signature, signature_of
 from customops._torch.library import Library, OpOverload
@@ -339,15 +337,6 @@ class CustomOpDef(Register[P, R]):
         """The fake impl: torch reads this attribute to know whether an op has one."""
         return self._rules.fake.fn
 
-    def _flops(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
-        """Return the number of operations of a call of ``torch.ops``, or None if it is unknown."""
-        if self._functional is not None:
-            written = {argument.name for argument in self._definition.schema.mutated}
-            kwargs = {name: value for name, value in kwargs.items() if name not in written}
-            return self._functional._flops(args, kwargs)  # type: ignore[no-any-return]
-        given = completer(self._definition.schema)(args, kwargs)
-        return self._rules.flops.count(self._rules.reference, *given)
-
     # Lifetime ---------------------------------------------------------------------------------------------------
 
     def unregister(self) -> None:
@@ -372,8 +361,8 @@ class CustomOpDef(Register[P, R]):
         self._takes_objects = may_take and operator.schema.is_of_tensors
         self._look_for_observers()
         self._rules.bind(operator, self._compute_entry)
-        rule = functools.partial(count, self._flops)
-        operator.on_removal.append(_torch.library.enter_named_rule(operator.qualname, COUNTER, rule))
+        if operator.has_own_rules:
+            self._count_flops()
         if operator.has_own_rules and operator.library is not None:
             self._torch_view = _torch.library.claim(operator.qualname, self, operator.library)
             _torch.library.on_library_destroyed(

@@ -47,7 +47,9 @@ from customops._places import entries
 from customops._rules import Rules
 from customops._rules.compilers import When
 from customops._rules.fake import of_kernel
+from customops._rules.flops import COUNTER, count
 from customops._rules.reference import ReferenceOptions
+from customops._schema.defaults import completer
 from customops._schema.model import Names
 from customops.errors import ArgumentError, RegistrationError, UnsupportedError, check_choice, did_you_mean
 
@@ -384,6 +386,7 @@ class Register(Generic[P, R]):
             with_written = any(argument.is_mutated for argument in self._definition.schema.arguments)
             function = self._lowering.function(fn, with_written=with_written, role="reference")
         self._register(lib, self._rules.register_reference, function, options)
+        self._count_flops()
         return fn
 
     def register_flops(self, fn: Fn | None = None, /, *, lib: Lib = None) -> Any:
@@ -405,7 +408,22 @@ class Register(Generic[P, R]):
             return functools.partial(self.register_flops, lib=lib)
         formula = fn if self._lowering is None else self._lowering.plain(fn, "formula")
         self._register(lib, self._rules.flops.register, formula)
+        self._count_flops()
         return fn
+
+    def _count_flops(self) -> None:
+        """Let `torch.utils.flop_counter` count the calls of the op."""
+        operator, rule = self._definition, functools.partial(count, self._flops)
+        operator.on_removal.append(_torch.library.enter_named_rule(operator.qualname, COUNTER, rule))
+
+    def _flops(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
+        """Return the number of operations of a call of ``torch.ops``, or None if it is unknown."""
+        if self._functional is not None:
+            written = {argument.name for argument in self._definition.schema.mutated}
+            kwargs = {name: value for name, value in kwargs.items() if name not in written}
+            return self._functional._flops(args, kwargs)  # type: ignore[no-any-return]
+        given = completer(self._definition.schema)(args, kwargs)
+        return self._rules.flops.count(self._rules.reference, *given)
 
     # Out variant --------------------------------------------------------------------------------------------------
 
@@ -465,7 +483,7 @@ class Register(Generic[P, R]):
         if variant is not None:
             variant._functional = self
             self._rules.autocast.follow(variant._definition)
-            self._definition.on_removal.append(_torch.inductor.enter(self._definition.overload, "call"))
+            _torch.inductor.call(self._definition.overload)
             if self._samples is not None:
                 variant._samples = replace(self._samples, fn=functools.partial(samples_with_out, self))
 

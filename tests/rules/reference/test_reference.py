@@ -706,3 +706,14 @@ def test_a_reference_that_reads_data(registry: Registry, ns: str) -> None:
         torch.compile(op, backend="aot_eager", fullgraph=True)(torch.ones(2))
     x = torch.ones(2, requires_grad=True)
     assert torch.autograd.grad(op(x).sum(), x)[0].tolist() == [2, 2]
+
+
+def test_flops_of_an_op_of_others_that_two_registries_adopt(ns: str) -> None:
+    """Only the registry that has a formula counts."""
+    op = torch.library.custom_op(f"{ns}::twice", lambda x: x * 2, mutates_args=(), schema="(Tensor x) -> Tensor")
+    op.register_fake(torch.empty_like)
+    customops.register_flops(op._qualname, lambda x: 7)
+    customops.Registry().adopt(op._qualname)
+    with FlopCounterMode(display=False) as counter:
+        op(torch.ones(2))
+    assert counter.get_total_flops() == 7
