@@ -121,9 +121,7 @@ def _source(shape: Shape, *, eager: bool) -> Source:
         bump = emit_version_bump(source) if schema.mutated else ""
         kernel_call = f"{bump}return $current.fn({', '.join(source.holes['arguments'])})\n"
     else:
-        kernel_call = emit_kernel_call(
-            source, bump=bool(schema.mutated), direct=True, alone=True, is_profiled=False, records="$records"
-        )
+        kernel_call = emit_kernel_call(source, bump=bool(schema.mutated), direct=True, alone=True, records="$records")
     source.fill(
         CALL,
         arrive_as_they_are="\nand ".join(arrives),
@@ -241,12 +239,7 @@ def _graph_source(shape: Shape, *, allocated: bool) -> Source:
         are_plain=are_plain,
         nothing_to_differentiate=f"and not ({records})",
         kernel_call=emit_kernel_call(
-            source,
-            bump=bool(schema.mutated),
-            direct=True,
-            last=True,
-            is_profiled=False,
-            fn="fn_if_allocated" if allocated else "fn",
+            source, bump=bool(schema.mutated), direct=True, last=True, fn="fn_if_allocated" if allocated else "fn"
         ),
     )
     return source

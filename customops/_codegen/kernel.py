@@ -323,20 +323,19 @@ def emit_kernel_call(
     direct: bool,
     alone: bool = False,
     last: bool = False,
-    is_profiled: bool = True,
     fn: str = "fn",
     records: str = "$is_grad_enabled()",
 ) -> str:
     """The lines from the call of the ``$current`` kernel to the return.
 
-    `fn`: the attribute of `CurrentKernel` that is called. `records`: is gradient mode on? `is_profiled`: may a profiler
-    record?
+    `fn`: the attribute of `CurrentKernel` that is called. `records`: is gradient mode on?
 
     A kernel runs in one state, whoever called the op: autocast is off, nothing is recorded (but what it records itself,
     under ``torch.enable_grad()``), and no dispatch key is excluded for its own operations. Keys are excluded below a
     mode and in the first call of compiled code, never in a `direct` call. A call that is `alone` has no dispatcher
     around it, which would convert what is returned, and was looked at: autocast is off. Where it is the `last`, no
-    dispatcher looks at what is returned: its types are checked here, whatever the policy. Where the shape says so, a
+    dispatcher looks at what is returned: its types are checked here, whatever the policy. Both were looked at: no
+    profiler records. Where the shape says so, a
     kernel is called in the caller's state, as it calls no torch operation.
     """
     schema, when = source.schema, source.shape.when
@@ -358,9 +357,7 @@ def emit_kernel_call(
         conversion = "$result = $list($result)\n"
     return fill(
         KERNEL_CALL,
-        fn=f"$current.{fn} if {_torch.dispatcher.NO_PROFILER} else $current.named()"
-        if is_profiled
-        else f"$current.{fn}",
+        fn=f"$current.{fn}" + ("" if alone or last else f" if {_torch.dispatcher.NO_PROFILER} else $current.named()"),
         version_bump=emit_version_bump(source) if bump else "",
         call=fill(call, state_differs=state_differs, records=records, arguments=source.holes["arguments"]),
         checks=checks,

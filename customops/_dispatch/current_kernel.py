@@ -93,8 +93,8 @@ class CurrentKernel:
         inspected: what is called in the place of the user's function until a call passes; None from then on.
     """
 
-    __slots__ = ("__weakref__", "_inspect", "device_type", "direct", "fn", "fn_if_allocated", "inspected", "name",
-                 "op", "registered", "schema", "unchecked")  # fmt: skip
+    __slots__ = ("__weakref__", "_inspect", "_named", "device_type", "direct", "fn", "fn_if_allocated", "inspected",
+                 "name", "op", "registered", "schema", "unchecked")  # fmt: skip
 
     def __init__(
         self,
@@ -129,16 +129,17 @@ class CurrentKernel:
         for observer in observers if not hasattr(fn, "chooser") else ():  # else they see what is chosen
             fn = observer.around_kernel(self, fn)
         self.fn, self.fn_if_allocated = fn, getattr(fn, "call_if_allocated", fn)
+        self._named: Fn | None = None
 
     def named(self) -> Fn:
         """Return `fn` for a call while a profiler records: in a range ``ns::op[cuda: file.py:12]`` or ``ns::op[name]``.
 
         "default" stands for the kernel of all devices without a kernel of their own.
         """
-        if not self.op:
-            return self.fn
-        chooser = getattr(self.fn, "chooser", None)
-        if chooser is not None:
-            return chooser.call_named  # type: ignore[no-any-return]
-        shown = self.name or f"{self.device_type or 'default'}: {os.path.basename(location_of(self.registered))}"
-        return _torch.dispatcher.in_named_range(self.fn, self.op, f"{self.op}[{shown}]")
+        if self._named is None:
+            place = os.path.basename(location_of(self.registered))
+            shown = self.name or f"{self.device_type or 'default'}: {place}"
+            chooser = getattr(self.fn, "chooser", None)
+            in_range = _torch.dispatcher.in_named_range
+            self._named = in_range(self.fn, self.op, f"{self.op}[{shown}]") if chooser is None else chooser.call_named
+        return self._named

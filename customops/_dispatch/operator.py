@@ -166,6 +166,7 @@ class OperatorHandle:
         overload: OpOverload,
         library: Library | None = None,
         mutation_only: OperatorHandle | None = None,
+        made_namespace: bool = False,
     ) -> None:
         if "defined" in _torch.patches.pending:
             _torch.patches.apply("defined")
@@ -193,7 +194,7 @@ class OperatorHandle:
         if known is not None and library is not None:
             known.clear()  # it may be that of an op that had the name
         #: Whether the definition made the namespace in ``torch.ops``.
-        self.made_namespace = False
+        self.made_namespace: Final = made_namespace
         #: The handle of the op after it was removed and restored.
         self.successor: OperatorHandle | None = None
         self._added: list[Library] = []
@@ -219,16 +220,14 @@ class OperatorHandle:
         Raises:
             DefinitionError: torch refuses the schema or the tags. Nothing has changed then.
         """
-        is_first = not _torch.library.exists(spec.name.namespace)
-        library, overload = _define(spec.name, spec.text or spec.schema.text, spec.tags, is_first)
+        made_namespace = not _torch.library.exists(spec.name.namespace)
+        library, overload = _define(spec.name, spec.text or spec.schema.text, spec.tags, made_namespace)
         try:
             variant = cls.define(spec.mutation_only) if spec.mutation_only is not None else None
         except BaseException:
             _torch.library.destroy_library(library)
             raise
-        handle = cls(spec, overload, library, variant)
-        handle.made_namespace = is_first
-        return handle
+        return cls(spec, overload, library, variant, made_namespace)
 
     def restored(self) -> OperatorHandle:
         """Define the op again, after its removal."""
@@ -480,10 +479,10 @@ class OperatorHandle:
 _is_raw = operators.attrgetter("raw")
 
 
-def _define(name: Name, text: str, tags: tuple[torch.Tag, ...], is_first: bool) -> tuple[Library, OpOverload]:
+def _define(name: Name, text: str, tags: tuple[torch.Tag, ...], made_namespace: bool) -> tuple[Library, OpOverload]:
     """Define an op in a library of its own, and leave nothing behind if torch refuses.
 
-    `is_first`: nothing is known of the namespace before.
+    `made_namespace`: the definition makes the namespace in ``torch.ops``.
     """
     library = Library(name.namespace, "FRAGMENT")
     try:
@@ -491,7 +490,7 @@ def _define(name: Name, text: str, tags: tuple[torch.Tag, ...], is_first: bool) 
         return library, _torch.library.overload_of(name.packet, name.overload)
     except Exception:
         _torch.library.destroy_library(library)
-        if is_first:
+        if made_namespace:
             _torch.library.forget(name.namespace)
         raise
 

@@ -161,7 +161,7 @@ def bind_direct_calls(operator: OperatorHandle) -> None:
         else:
             _operators.pop(handle.qualname, None)
     if variant is not None:
-        operator.on_removal.append(_torch.inductor.enter_writes(operator.overload, variant.overload))
+        operator.on_removal.append(_torch.inductor.enter_variant(operator.overload, variant.overload))
 
 
 def may_be_direct(qualname: str, device: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, cast
 
@@ -294,8 +295,15 @@ def fold_nothing_beside_writes(const_fold: Any) -> None:
 
 def _is_beside_writes(node: torch.fx.Node) -> bool:
     """Return whether a node is in a graph with an op of ours that writes."""
-    ops = [each.target for each in node.graph.nodes if isinstance(each.target, torch._ops.OpOverload)]
-    if not any(op._schema.is_mutable and hasattr(torch_op_of(op._name), "_definition") for op in ops):
-        return False
-    node.graph.set_codegen(torch.fx.graph.CodeGen())  # what is folded takes and returns leaves, too
-    return True
+    size, found = _writes_of_ours.get(node.graph, (-1, False))
+    if size != len(node.graph.nodes):
+        ops = [each.target for each in node.graph.nodes if isinstance(each.target, torch._ops.OpOverload)]
+        found = any(op._schema.is_mutable and hasattr(torch_op_of(op._name), "_definition") for op in ops)
+        _writes_of_ours[node.graph] = len(node.graph.nodes), found
+    if found:
+        node.graph.set_codegen(torch.fx.graph.CodeGen())  # what is folded takes and returns leaves, too
+    return found
+
+
+#: For a graph, its number of nodes, and whether an op of ours writes in it.
+_writes_of_ours: weakref.WeakKeyDictionary[torch.fx.Graph, tuple[int, bool]] = weakref.WeakKeyDictionary()

@@ -181,21 +181,22 @@ def note(key: str, value: str) -> None:
 _hidden_files = {str(path) for path in Path(__file__).parents[1].rglob("*.py")}
 
 
-#: The modules of torch that keep a set of files whose lines are not named.
-NAMING = ("torch._dynamo.guards", "torch.fx.experimental.symbolic_shapes")
+#: The sets of torch with the files whose lines are not named, once `hide_frames` has filled them.
+_sets_of_torch: list[set[str]] = []
 
 
-def hide_frames(module: Any) -> None:
+def hide_frames(guards: Any) -> None:
     """Let graphs, guards and errors name the line of the user that called an op, instead of a line of this package."""
-    module.uninteresting_files().update(_hidden_files)
+    for module in (guards, importlib.import_module("torch.fx.experimental.symbolic_shapes")):
+        files = module.uninteresting_files()
+        files.update(_hidden_files)
+        _sets_of_torch.append(files)
 
 
 def hide_file(name: str) -> None:
     """Hide the frames of a generated function."""
-    _hidden_files.add(name)
-    if "torch._dynamo.guards" in sys.modules:  # else nothing has been traced
-        for module in NAMING:
-            hide_frames(sys.modules[module])
+    for files in (_hidden_files, *_sets_of_torch):
+        files.add(name)
 
 
 # ----------------------------------------------------------------------------------------------------------------------

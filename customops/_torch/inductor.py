@@ -21,7 +21,7 @@ from customops._torch import hooks
 from customops._torch.dispatcher import TorchDispatchMode, call_plainly_in_trace, device_key
 from customops._torch.fakes import known_to_differ, without_fresh_symbols
 from customops._torch.functionalization import allowed
-from customops._torch.library import find_overload, followed, torch_op_of
+from customops._torch.library import followed, overload_of, torch_op_of
 from customops._torch.memory import is_lazy, memory_id, overlap
 from customops._torch.trees import tree_flatten, tree_unflatten
 
@@ -84,7 +84,8 @@ def _has_our_op(graph: Any) -> bool:
         graph = graph.parent
     if graph not in _with_our_op:
         modules = [each for each in graph.orig_gm.modules() if isinstance(each, torch.fx.GraphModule)]
-        _with_our_op[graph] = any(node.target in _tables["call"] for each in modules for node in each.graph.nodes)
+        targets = {node.target for each in modules for node in each.graph.nodes if node.op == "call_function"}
+        _with_our_op[graph] = not targets.isdisjoint(_called.values())
     return _with_our_op[graph]
 
 
@@ -103,38 +104,44 @@ def keep_calls_apart(overload: OpOverload) -> None:
 
 #: Without: decompositions and lowerings are not followed
 #: ``"inductor"`` or ``"export"`` -> op -> the function to take the op apart, which may return NotImplemented;
-#: ``"lowering"`` -> op -> a function of fake tensors, in plain torch code, that inductor lowers in its place: `_lower`;
-#: ``"call"`` -> op -> None: a node of our own calls the op.
-_tables: dict[str, dict[OpOverload, Any]] = {"inductor": {}, "export": {}, "lowering": {}, "call": {}}
+#: ``"lowering"`` -> op -> a function of fake tensors, in plain torch code, that inductor lowers in its place: `_lower`.
+_tables: dict[str, dict[OpOverload, Callable[..., Any]]] = {"inductor": {}, "export": {}, "lowering": {}}
+#: The ops that a node of our own calls, by name.
+_called: dict[str, OpOverload] = {}
 
 
-def enter(overload: OpOverload, table: str, fn: Callable[..., Any] | None = None) -> Callable[[], None]:
+def enter(overload: OpOverload, table: str, fn: Callable[..., Any]) -> Callable[[], None]:
     """Let compilers take `fn` in the place of an op, by one of the tables above. Return the undo."""
     _tables[table][overload] = fn
-    if "torch._inductor.decomposition" in sys.modules:
-        _tell_inductor(overload)
+    _tell_inductor(overload)
 
     def forget() -> None:
-        if _tables[table].get(overload, forget) is fn:
+        if _tables[table].get(overload) is fn:
             del _tables[table][overload]
         _tell_inductor(overload)
 
     return forget
 
 
-def enter_call(qualname: str) -> None:
-    """Let nodes of our own call an op of ours that is being traced, and its variant that returns nothing."""
-    overload = find_overload(*qualname.partition(".")[::2])
-    if overload is not None and overload not in _tables["call"] and hasattr(torch_op_of(qualname), "_definition"):
-        for each in (overload, _writes.get(overload)):
-            if each is not None:
-                enter(each, "call")
+def call(overload: OpOverload) -> None:
+    """Let a node of our own call an op."""
+    _called[overload._name] = overload
+    _tell_inductor(overload)
+
+
+def trace(qualname: str) -> None:
+    """Let nodes of our own call an op of ours that is being traced, and its variant for functionalization."""
+    if qualname not in _called and hasattr(torch_op_of(qualname), "_definition"):
+        overload = overload_of(*qualname.partition(".")[::2])
+        call(overload)
+        if overload in _variants:
+            call(_variants[overload])
 
 
 def forget(overload: OpOverload) -> None:
     """Drop an op that was removed."""
-    if overload in _tables["call"]:
-        del _tables["call"][overload]
+    if _called.get(overload._name) is overload:
+        del _called[overload._name]
         _tell_inductor(overload)
 
 
@@ -168,12 +175,15 @@ def enter_decompositions(module: Any, ops: set[OpOverload] | None = None) -> Non
 
 def enter_lowerings(module: Any, ops: set[OpOverload] | None = None) -> None:
     """Enter our ops in inductor's table of lowerings, except for ops that others have entered there."""
-    for overload in ops or {*_tables["call"], *_tables["lowering"], *_tables["inductor"]}:
+    for overload in ops or {*_called.values(), *_tables["lowering"], *_tables["inductor"]}:
         is_replaced = overload in _tables["lowering"] or overload in _tables["inductor"]
         if hasattr(module.lowerings.get(overload), "_customops") or is_replaced:
+            # What is known of a call that was not lowered: inputs in memory, and with the strides that they had.
             module.lowerings.pop(overload, None)
+            module.fallbacks.discard(overload)
             module.needs_realized_inputs.discard(overload)
-        if is_replaced or (overload in _tables["call"] and overload not in module.lowerings):
+            module._maybe_layout_constraints.pop(overload, None)
+        if is_replaced or (_called.get(overload._name) is overload and overload not in module.lowerings):
             module.lowerings[overload] = _lowering_of(module, overload)
             if not is_replaced:
                 module.needs_realized_inputs.add(overload)
@@ -277,13 +287,13 @@ def _accepted(overload: OpOverload) -> Iterator[None]:
 def _call(ir: Any, overload: OpOverload, args: Any, kwargs: Any) -> Any:
     """Return the results of a node that calls an op."""
     args, kwargs = _read_before_written(ir, overload, args, kwargs)
-    node, variant = _node(ir), _out_variant(overload)
-    if variant is None:
+    node, out = _node(ir), _out_variant(overload)
+    if out is None:
         made = node.create(overload, *args, **kwargs)
     elif ir.V.graph.cpp_wrapper or ir.V.graph.current_node.meta.get("unbacked_bindings"):
         made = _call_itself(ir, overload, args, kwargs)
     else:
-        return _call_out(ir, overload, variant, args, kwargs)
+        return _call_out(ir, overload, out, args, kwargs)
     return tree_map(lambda each: each.wrap_for_lowering() if isinstance(each, ir.IRNode) else each, made)
 
 
@@ -341,24 +351,25 @@ def _kernel_for(graph: Any, node: Any, overload: OpOverload) -> str | None:
 # made here allocate the results, and call the variant of the overload that returns nothing.
 
 #: Without: inductor does not call out variants, or calls them with other arguments
-#: That variant, for an overload with `Tag.out`.
-_writes: dict[OpOverload, OpOverload] = {}
+#: The variant for functionalization of an overload that has one: of an out op, the variant returns nothing.
+_variants: dict[OpOverload, OpOverload] = {}
 
 
-def enter_writes(overload: OpOverload, variant: OpOverload) -> Callable[[], None]:
-    """Enter the variant of an overload that returns nothing. Return the undo."""
-    _writes[overload] = variant
+def enter_variant(overload: OpOverload, variant: OpOverload) -> Callable[[], None]:
+    """Enter the variant of an overload. Return the undo."""
+    _variants[overload] = variant
 
     def forget() -> None:
-        _writes.pop(overload, None)
+        _variants.pop(overload, None)
 
     return forget
 
 
 def _out_variant(overload: OpOverload) -> OpOverload | None:
-    """Return the overload that inductor calls in the place of an op, or None."""
+    """Return the overload with `Tag.out` of an op, if it is an op of ours."""
     module: Any = importlib.import_module("torch._library._out_variant")
-    return _writes.get(module.to_out_variant(overload)) if module._is_functional(overload._schema) else None
+    found = module.to_out_variant(overload) if module._is_functional(overload._schema) else None
+    return found if found in _variants else None
 
 
 def _processed(ir: Any, overload: OpOverload, args: Any, kwargs: Any) -> tuple[Any, ...]:
@@ -368,7 +379,7 @@ def _processed(ir: Any, overload: OpOverload, args: Any, kwargs: Any) -> tuple[A
     return found if isinstance(found, tuple) else tuple(vars(found).values())  # the latter since torch 2.15
 
 
-def _call_out(ir: Any, overload: OpOverload, variant: OpOverload, args: Any, kwargs: Any) -> Any:
+def _call_out(ir: Any, overload: OpOverload, out: OpOverload, args: Any, kwargs: Any) -> Any:
     """Allocate the results of a call, and let a node fill them."""
     expected, *_ = _processed(ir, overload, args, kwargs)
     empty = sys.modules["torch._inductor.lowering"].lowerings[torch.ops.aten.empty_strided.default]
@@ -376,8 +387,12 @@ def _call_out(ir: Any, overload: OpOverload, variant: OpOverload, args: Any, kwa
         empty([*map(_expression, x.shape)], [*map(_expression, x.stride())], dtype=x.dtype, device=x.device)
         for x in ([expected] if isinstance(expected, torch.Tensor) else expected)
     ]
-    names = [argument.name for argument in variant._schema.arguments if argument.is_write]
-    _node(ir).create(variant, *args, **kwargs, **dict(zip(names, results, strict=True)))
+    variant, arguments = _variants[out], out._schema.arguments
+    written = [argument.name for argument in arguments if argument.is_write]
+    kwargs = {**kwargs, **dict(zip(written, results, strict=True))}
+    # The variant has the same arguments, some of them by other names.
+    names = {one.name: other.name for one, other in zip(arguments, variant._schema.arguments, strict=True)}
+    _node(ir).create(variant, *args, **{names[name]: value for name, value in kwargs.items()})
     ir.V.graph.operations[-1].allocated = results
     return results[0] if isinstance(expected, torch.Tensor) else tuple(results)
 

@@ -12,7 +12,11 @@ import threading
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
+import torch
+
+from customops import _versions
 from customops._torch import autograd, dynamo, functionalization, hooks, inductor, library
+from customops.errors import UnsupportedError
 
 Stage = Literal["defined", "traced", "writes", "writes and returns", "export"]
 #: The situation that needs a change.
@@ -90,7 +94,7 @@ PATCHES = (
 
 #: Tables of torch in which our ops and files are entered once an op is traced. Entries of others stay as they are.
 TABLES: tuple[tuple[str, Callable[[Any], object]], ...] = (
-    *((module, dynamo.hide_frames) for module in dynamo.NAMING),
+    ("torch._dynamo.guards", dynamo.hide_frames),
     ("torch._inductor.decomposition", inductor.enter_decompositions),
     ("torch._inductor.lowering", inductor.enter_lowerings),
 )
@@ -105,37 +109,43 @@ for _patch in PATCHES if enabled else ():
 
 
 def apply(stage: Stage) -> None:
-    """Make the changes of a stage in the modules that are loaded. Other modules wait for the next call."""
+    """Make the changes of a stage in the modules that are loaded. Other modules wait for the next call.
+
+    Raises:
+        UnsupportedError: this torch has no such place.
+    """
     if stage not in pending:
         return
     with _lock:
         for patch in pending.get(stage, ())[:]:
             module = sys.modules.get(patch.place.partition(":")[0])
-            if module is not None:
+            if module is None:
+                continue
+            try:
                 patch.change(module)
-                pending[stage].remove(patch)
+            except AttributeError as error:
+                raise UnsupportedError(
+                    f"customops cannot change {patch.place.replace(':', '.')} of torch {torch.__version__}: {error}",
+                    expected=f"torch {_versions.spelled(_versions.OLDEST)} to {_versions.spelled(_versions.NEWEST)}",
+                    fix=f"set CUSTOMOPS_PATCH_TORCH=0 in the environment; then {patch.without}",
+                ) from error
+            pending[stage].remove(patch)
         if not pending.get(stage, True):
             del pending[stage]
-
-
-def applied() -> list[Patch]:
-    """Return the changes that were made in this process."""
-    return [patch for patch in PATCHES if enabled and patch not in pending.get(patch.stage, ())]
 
 
 def trace(qualname: str, records: bool) -> None:
     """Prepare compilers for an op of ours that is being traced; `records`: the trace makes a graph."""
     apply("traced")
-    if _pending_tables:
-        if records:
-            inductor.load_decompositions()
+    if records and _pending_tables:
+        inductor.load_decompositions()
         with _lock:
             for table in _pending_tables[:]:
                 module = sys.modules.get(table[0])
                 if module is not None:
                     table[1](module)
                     _pending_tables.remove(table)
-    inductor.enter_call(qualname)
+    inductor.trace(qualname)
 
 
 hooks.op_traced = trace

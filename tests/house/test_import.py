@@ -35,3 +35,22 @@ customops.custom_op("reloaded::g", lambda x: x.clone(), schema="(Tensor x) -> Te
 result = before == ([*sys.meta_path], torch.library.Library.impl)
 """
     assert run_isolated(program).value is True
+
+
+@pytest.mark.process
+def test_a_call_with_fakes_loads_no_compiler() -> None:
+    """torch itself loads Dynamo for fake tensors, and nothing of inductor beside its settings."""
+    program = """
+import sys, torch
+from torch._subclasses import FakeTensorMode
+with FakeTensorMode():
+    x = torch.ones(2)
+before = {name for name in sys.modules if name.startswith("torch._inductor")}
+import customops
+op = customops.custom_op("fakes::f", lambda x: x.clone(), schema="(Tensor x) -> Tensor")
+op.register_fake(torch.empty_like)
+with FakeTensorMode():
+    op(torch.ones(2))
+result = {name for name in sys.modules if name.startswith("torch._inductor")} - before
+"""
+    assert run_isolated(program).value == set()

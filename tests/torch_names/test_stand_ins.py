@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from customops._cli.doctor import probes
+from customops._torch import patches
+from customops.errors import UnsupportedError
 
 #: What a program can do without, and still define ops.
 PARTS = (
@@ -100,3 +102,11 @@ def test_a_stand_in_says_what_is_missing() -> None:
     run = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True)
     assert "UnsupportedError: torch 2.99.0 has no torch._C._len_torch_dispatch_stack" in run.stderr
     assert "fix:      customops doctor" in run.stderr
+
+
+def test_a_torch_that_lost_a_place_that_is_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    patch = patches.Patch("export", "torch.export:gone", lambda module: module.gone, "nothing else is lost")
+    monkeypatch.setattr(patches, "pending", {"export": [patch]})
+    with pytest.raises(UnsupportedError, match=r"(?s)customops cannot change torch.export.gone.*nothing else is lost"):
+        patches.apply("export")
+    assert patches.pending == {"export": [patch]}

@@ -299,3 +299,16 @@ def test_caches_tell_an_op_with_a_variant_from_one_without(tmp_path: Path) -> No
     found = [output.split() for output in outputs(programs, tmp_path)]
     assert [calls for calls, _ in found] == ["1", "0", "1"]
     assert found[2][1] == "True"
+
+
+@pytest.mark.parametrize("name", ["mode", "by"])
+def test_arguments_with_names_that_functionalization_uses(registry: Registry, ns: str, name: str) -> None:
+    """The variant that inductor calls has other names for them."""
+    schema = f"(Tensor x, *, int {name}) -> Tensor"
+    op = registry.custom_op(f"{ns}::times", lambda x, **by: x * by[name], schema=schema)
+    op.register_fake(lambda x, **by: torch.empty_like(x))
+    calls: list[int] = []
+    op.register_out(lambda x, *, out, **by: (calls.append(by[name]), torch.mul(x, by[name], out=out))[0])
+    x = torch.rand(3)
+    assert_close(compiled(lambda x: op(x.sin(), **{name: 3}) + 1, "inductor")(x), x.sin() * 3 + 1)
+    assert calls == [3]
